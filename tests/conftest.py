@@ -8,7 +8,6 @@ import hashlib
 import json
 import os
 import string
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -185,15 +184,9 @@ def recipe(saved_pair, tmp_path):
 
 
 @pytest.fixture
-def train(tmp_path, monkeypatch):
-    """A function that writes the fields to a YAML file and runs the command with it and further flags.
-
-    Its picture, which takes longer than the training, is not drawn, as where there is no matplotlib.
-    """
-
+def train(tmp_path):
+    """A function that writes the fields to a YAML file and runs the command with it and further flags."""
     from hf_domino.cli.main import main
-
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
     def run(fields, *flags) -> int:
         path = tmp_path / "recipe.yaml"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from transformers.utils import logging
 
@@ -15,13 +13,3 @@ def notice(message: str) -> None:
     """Warn of something that changes the training, on the first process only."""
     if os.environ.get("RANK", "0") == "0":
         logger.warning(message)
-
-
-@contextmanager
-def silent() -> Iterator[None]:
-    """Silence notices inside a `with` block."""
-    before, logger.disabled = logger.disabled, True
-    try:
-        yield
-    finally:
-        logger.disabled = before

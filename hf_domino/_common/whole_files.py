@@ -37,7 +37,7 @@ def why_no_room(error: BaseException) -> str | None:
 
 
 @contextmanager
-def needing_room(path: Path, way_out: str, num_bytes: int | None = None) -> Iterator[None]:
+def needing_room(path: Path, way_out: str) -> Iterator[None]:
     """Say in one sentence that there was no room for what is written inside; other errors pass."""
     try:
         yield
@@ -46,8 +46,6 @@ def needing_room(path: Path, way_out: str, num_bytes: int | None = None) -> Iter
             raise
         place = next(place for place in path.absolute().parents if place.exists())
         room = f"{shutil.disk_usage(place).free / GB:.3g} GB are free in {place}."
-        if num_bytes is not None:
-            room += f" It needs at least {num_bytes / GB:.3g} GB."
         raise OSError(f"{path} could not be written: {why}. {room} {way_out}") from error
 
 

@@ -15,10 +15,9 @@ EVALUATION = (
     "walked_acceptance_length", "predicted_speed_up",
 )  # fmt: skip
 MOST_LOG_ROWS = 12
-FIGURE = "figures/training.svg"  # of a training, in the drafter's folder
 
 
-def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None, figure: str | None = None) -> str:
+def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None) -> str:
     """Write a trainer's record as a section of a card: steps, tokens, hours, facts, the loss log and evaluations."""
     log = [entry for entry in state.log_history if "base_loss" in entry]
     # The last step is evaluated as one of its interval, and once more as the end.
@@ -29,7 +28,6 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
         "hours": log[-1].get("hours") if log else None,
     } | dict(facts or {})
     parts = ["## Training", _table(("", ""), [(name, value) for name, value in recorded.items() if value is not None])]
-    parts += [f"![Training]({figure})"] if figure else []
     if log:
         parts += ["The loss log; acceptance lengths in it are teacher-forced.", _columns(log, LOG_COLUMNS)]
     if evaluations:

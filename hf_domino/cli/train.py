@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
@@ -16,7 +17,6 @@ EXAMPLES = """\
   hf-domino train --target Qwen/Qwen3-0.6B --train-file data/train.jsonl --output-dir my-drafter
   hf-domino train my.yaml --learning-rate 1e-3
   hf-domino train paper --target Qwen/Qwen3-8B --train-file data/train.jsonl --output-dir my-drafter
-  hf-domino train my.yaml --plan
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
 PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
@@ -74,13 +74,11 @@ def _begin(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "config", nargs="?", help="YAML file with any of the fields below, or paper, the published recipe for GPUs"
     )
-    parser.add_argument("--plan", action="store_true", help="take a few steps, say their time and memory, keep nothing")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino train`; returns 130 where Ctrl-C ended the training early, 143 where SIGTERM did."""
+    """Run `hf-domino train`; returns 143 where SIGTERM ended the training early."""
     from hf_domino.pair import find_drafter, find_target
-    from hf_domino.training.plan import measure_steps
     from hf_domino.training.run import train
 
     names, shape, data, args = parse_options(options)
@@ -88,13 +86,7 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("target must be set, as --target or in the YAML file.")
     names.target = find_target(names.target, "target")
     names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
-    if options.plan:
-        measured = measure_steps(names, shape, data, args)
-        if args.process_index == 0:
-            print("\n".join(f"{name:24}{value:12.4g}" for name, value in measured.items()))
-        return 0
-    ended_by = train(names, shape, data, args)
-    return 0 if ended_by is None else BY_SIGNAL + ended_by
+    return 0 if train(names, shape, data, args) else BY_SIGNAL + signal.SIGTERM
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
@@ -108,18 +100,11 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     """
     from transformers import HfArgumentParser
 
-    from hf_domino.training.runs.resuming import begun_with
-
     parser = HfArgumentParser(_groups())
     names = {action.dest for action in parser._actions} - {"help"}
     flags = _yaml_flags(options.config, parser._option_string_actions) if options.config else []
     given = {name: value for name, value in vars(options).items() if name in names}
-    fields = vars(parser.parse_args(flags)) | given
-    if not fields["overwrite"]:
-        run = str(fields["resume_from_checkpoint"] or fields["output_dir"])
-        parser.set_defaults(**begun_with(run))
-        fields = vars(parser.parse_args(flags)) | given
-    return parser.parse_dict(fields)
+    return parser.parse_dict(vars(parser.parse_args(flags)) | given)
 
 
 def _yaml_flags(config: str, known: Collection[str]) -> list[str]:

@@ -121,10 +121,3 @@ def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor
     padded = pad_sequence(rows, batch_first=True, padding_value=value)
     spare = -padded.shape[1] % multiple
     return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value) if spare else padded
-
-
-def parts(row: Row) -> list[list[int]]:
-    """Split a packed row into the token ids of its rows."""
-    starts = [index for index, position in enumerate(row["position_ids"]) if position == 0]
-    ends = [*starts[1:], len(row["position_ids"])]
-    return [row["input_ids"][start:end] for start, end in zip(starts, ends, strict=True)]

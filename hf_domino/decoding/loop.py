@@ -79,7 +79,7 @@ def assisted_decoding(
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
     target, most = TargetModel(model, drafter.config), most_proposals(drafter, model, generation_config)
     stops, step_outputs = KnownStops.among(stopping_criteria), StepOutputs(generation_config)
-    stats = DecodingStats.of_rows(most, batch_size, drafter.config.kind, recognise(drafter.config, model))
+    stats = DecodingStats.of_rows(most, batch_size, recognise(drafter.config, model))
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
     config, wanted = generation_config, step_outputs.forward_kwargs

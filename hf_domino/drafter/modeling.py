@@ -19,13 +19,12 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.adapters import base_download, base_of, load_adapter
 from hf_domino.drafter.stats import DecodingStats, last_stats
 from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
-from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_finite, translate
+from hf_domino.formats.loading import check_finite, translate
 from hf_domino.formats.standalone import write_bundle
 from hf_domino.kinds.backbone import ZeroLinear
 from hf_domino.kinds.context import ContextCache
@@ -240,9 +239,6 @@ class DominoDraftModel(PreTrainedModel):
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DominoDraftModel:
         """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
 
-        Of an adapter that PEFT saved, the drafter it was made for is loaded, and the adapter into it; merged, if it
-        changes the correction head.
-
         Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
         Model-Optimizer, Transformers' own DFlash drafter, and the layouts of EAGLE-3.
 
@@ -252,22 +248,14 @@ class DominoDraftModel(PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         token_ids = translate(pretrained_model_name_or_path, kwargs)
-        download = {key: kwargs[key] for key in DOWNLOAD_ARGUMENTS if key in kwargs}
-        if kwargs.get("config") is None and (base := base_of(pretrained_model_name_or_path, download)) is not None:
-            arguments = {key: value for key, value in kwargs.items() if key not in download} | base_download(download)
-            model, info = cls.from_pretrained(base, *args, **arguments, output_loading_info=True)
-            model = load_adapter(model, os.fspath(pretrained_model_name_or_path), download)
-        else:
-            model, info = super().from_pretrained(
-                pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs
-            )
-            check_finite(model.state_dict(), "the checkpoint's")
-            if model.config.draft_vocab_size is not None:
-                model.d2t = model.d2t.long()
-            if token_ids is not None:
-                model = restrict(model, token_ids, model.name_or_path)
-            model._weight_conversions = []  # saved under our names, with our configuration
-            model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
+        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
+        check_finite(model.state_dict(), "the checkpoint's")
+        if model.config.draft_vocab_size is not None:
+            model.d2t = model.d2t.long()
+        if token_ids is not None:
+            model = restrict(model, token_ids, model.name_or_path)
+        model._weight_conversions = []  # saved under our names, with our configuration
+        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
     def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:

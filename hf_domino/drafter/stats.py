@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from hf_domino.kinds.kind import Kind
-
 if TYPE_CHECKING:
     from hf_domino.decoding.round import Outcome
-
-# Acceptance length at which a drafter is doubted, and the drafted rounds that takes: as many as come before drafting
-# pauses. With six of them, in first calls of 96 tokens, the bundled drafters were doubted 105 times of 120 where they
-# were read one position off, and 2 times of 200 where they were read right.
-FLOOR, FLOOR_ROUNDS = 1.125, 4
 
 _last = threading.local()
 _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
@@ -64,7 +57,6 @@ class DecodingStats:
         seconds (`float`): Wall time of the decoding loop, prefill included.
         pauses (`list[Pause]`): When drafting paused, and why.
         num_paused (`int`): Single steps, over all rows, because drafting paused.
-        num_compared (`int`): Single steps, over all rows, that were made to compare their time with that of rounds.
         phases (`dict[str, float]`, *optional*): Seconds of all rounds, prefill not counted, inside [`timed_phases`]:
             `draft` (the drafter's forward), `rollout`, `target_forward`, `verify` (choosing and committing) and `rest`.
             Their sum is the whole.
@@ -74,7 +66,6 @@ class DecodingStats:
         chain (`str`, *optional*): Why rounds could not propose trees, where they were to; None where nothing stood
             against these.
         tree_size (`int`, *optional*): Most nodes of a round's tree; None where all rounds proposed chains.
-        misfit (`str`, *optional*): What acceptance at the floor says of the drafter; None where it says nothing.
     """
 
     num_draft_tokens: int
@@ -85,23 +76,17 @@ class DecodingStats:
     phases: dict[str, float] | None = None
     pauses: list[Pause] = field(default_factory=list)
     num_paused: int = 0
-    num_compared: int = 0
     target: str | None = None
     copied: list[list[bool]] = field(default_factory=list)
     chain: str | None = None
     tree_size: int | None = None
-    misfit: str | None = None
 
     @classmethod
-    def of_rows(
-        cls, num_draft_tokens: int, num_rows: int, kind: type[Kind], target: str | None = None
-    ) -> DecodingStats:
-        """Statistics of a call that is about to begin, with a drafter of this kind."""
+    def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
+        """Statistics of a call that is about to begin."""
         stats = cls(num_draft_tokens, target=target)
         for lists in (stats.rows, stats.proposed, stats.copied):
             lists.extend([] for _ in range(num_rows))
-        if not kind.has_table:  # a table is empty at first
-            stats.misfit = "does not fit" + ("" if "shift_label" in kind.fixed else ", or is read one position off")
         return stats
 
     @property
@@ -128,13 +113,6 @@ class DecodingStats:
     def copied_length(self) -> float:
         """Mean tokens of the rounds that copied, bonus included; NaN if none did."""
         return _mean(self._copied_lengths)
-
-    @property
-    def num_tokens_by_source(self) -> dict[str, int]:
-        """Tokens of all rounds: `drafted` and `copied` ones that were accepted, and the `target`'s own."""
-        copied = sum(max(length - 1, 0) for length in self._copied_lengths)
-        own = sum(length > 0 for lengths in self.rows for length in lengths)
-        return {"drafted": sum(map(sum, self.rows)) - copied - own, "copied": copied, "target": own}
 
     @property
     def acceptance_length(self) -> float:
@@ -206,7 +184,6 @@ class DecodingStats:
                 self.pauses.append(pause)
             pause.num_steps += 1
             self.num_paused += len(rows)
-        self.num_compared += len(rows) * plan.is_comparison
         for row, count in zip(rows, outcome.num_brought, strict=True):
             self.rows[row].append(count)
             self.proposed[row].append(outcome.num_proposed)
@@ -227,7 +204,6 @@ class DecodingStats:
 
     def __str__(self) -> str:
         rates = " ".join(f"{rate:.2f}" for rate in self.acceptance_rate_at)
-        sources = [f"{count} {source}" for source, count in self.num_tokens_by_source.items()]
         lines = [
             ("new tokens", f"{self.num_new_tokens}"),
             ("rounds", f"{self.num_rounds}"),
@@ -235,17 +211,13 @@ class DecodingStats:
             *([("  that copied", f"{self.num_copied}")] if self.num_copied else []),
             ("  single steps", f"{self.num_single_steps}"),
             ("    drafting paused", f"{self.num_paused}"),
-            ("    to compare times", f"{self.num_compared}"),
             ("nodes verified a round" if self.tree_size else "proposals a draft", _number(self.proposal_length)),
             ("acceptance length", _number(self.acceptance_length)),
             ("acceptance rate at", rates or "-"),
             *([("tokens of a copy", _number(self.copied_length))] if self.num_copied else []),
-            *([("tokens by source", ", ".join(sources))] if self.num_tokens_by_source["copied"] else []),
             ("tokens per forward", _number(self.tokens_per_forward)),
             ("tokens/s", _number(self.tokens_per_second, 1)),
         ]
-        if self.misfit and self.num_drafted >= FLOOR_ROUNDS and self.acceptance_length <= FLOOR:
-            lines.append(("drafter", f"it seems that it {self.misfit}: hf-domino check tells"))
         lines += [("target", self.target)] if self.target else []
         lines += [("chains, no trees", self.chain)] if self.chain else []
         lines += [("paused", str(pause)) for pause in self.pauses]

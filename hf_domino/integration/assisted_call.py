@@ -19,7 +19,6 @@ from transformers.generation import GenerationMode
 from hf_domino._common.notices import logger, notice
 from hf_domino._common.refusal import refusal, refused_field
 from hf_domino.decoding.loop import assisted_decoding
-from hf_domino.drafter.adapters import base_download, base_of
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import interpret
 from hf_domino.formats.registry import format_of
@@ -135,10 +134,7 @@ def pipeline_drafter(
     if isinstance(assistant, (str, os.PathLike)):
         download = dict(download or {})
         check_source(os.fspath(assistant), "assistant_model", **download)
-        base = base_of(assistant, download)
-        config, _ = PreTrainedConfig.get_config_dict(
-            base or assistant, **(base_download(download) if base else download)
-        )
+        config, _ = PreTrainedConfig.get_config_dict(assistant, **download)
         found = format_of(config)
         if found is None or found.runs_natively:
             return None

@@ -103,9 +103,7 @@ class Eagle3(Kind):
     )
     unread = ("mask_token_id", *HEAD_FIELDS)
     lacks = {
-        "lora_rank": "It is one layer; train it whole.",
         "start_from_target": "Its layer reads embeddings beside states; leave it out.",
-        "plan": "What its training takes is not counted yet.",
         "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",
         "fsdp": "It fits on one device; leave it out.",
         "gradient_checkpointing": "It has one layer; leave it out.",

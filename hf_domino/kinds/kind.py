@@ -119,7 +119,7 @@ class Kind:
 
     @classmethod
     def refuse_what_it_lacks(cls, feature: str) -> None:
-        """Refuse a feature, such as `"lora_rank"`, that this kind does not have, by name."""
+        """Refuse a feature, such as `"fsdp"`, that this kind does not have, by name."""
         if feature in cls.lacks:
             others = " or ".join(kind.title for kind in KINDS.values() if not {feature, "training"} & kind.lacks.keys())
             raise refusal(f"the drafter's kind with {feature}", others, cls.title, cls.lacks[feature])

@@ -37,10 +37,8 @@ class Medusa(Kind):
     fixed = ONE_LAYER
     unread = ("intermediate_size", "mask_token_id", *HEAD_FIELDS)
     lacks = {
-        "lora_rank": "Its heads are small; train them whole.",
         "start_from_target": "Its heads begin as the target's own guess anyway; leave it out.",
         "block_size": "Each of its heads is for one position; train a new drafter.",
-        "plan": "What its training takes is not counted yet.",
         "export": "No engine reads such heads; save_pretrained writes hf_domino's own format.",
         "fsdp": "Its heads fit on one device; leave it out.",
         "gradient_checkpointing": "Its heads keep hardly anything for the backward pass; leave it out.",

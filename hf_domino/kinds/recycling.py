@@ -33,7 +33,7 @@ class Recycling(Kind):
     has_table = True
     unread = ("intermediate_size", "mask_token_id", *HEAD_FIELDS)
     lacks = dict.fromkeys(
-        ("training", "plan", "export", "save_pretrained", "check_fit", "explain_round"),
+        ("training", "export", "save_pretrained", "check_fit", "explain_round"),
         "It has no weights, and fills its table while hf_domino's own loop generates.",
     ) | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."}
 

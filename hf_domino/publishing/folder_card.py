@@ -11,7 +11,7 @@ from transformers import TrainerState
 from hf_domino._common.refusal import refusal
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, merge_card, read_card, read_sections, read_text
-from hf_domino.cards.training import FIGURE, training_section
+from hf_domino.cards.training import training_section
 from hf_domino.evaluation.benchmark.report import (
     label,
     markdown_table,
@@ -96,4 +96,4 @@ def _training(folder: Path, section: str | None) -> str | None:
     if section or not (folder / STATE).is_file():
         return section
     state = TrainerState.load_from_json(str(folder / STATE))
-    return training_section(state, figure=FIGURE if (folder / FIGURE).is_file() else None)
+    return training_section(state)

@@ -89,18 +89,9 @@ def identify(target: PreTrainedModel) -> TargetIdentity:
         name=name,
         revision=revision,
         config_digest=config_digest(target.config),
-        weights_digest=_stands_for.get(target) or _weights_digest(target),
+        weights_digest=_weights_digest(target),
         dtype=str(target.dtype).removeprefix("torch."),
     )
-
-
-_stands_for: weakref.WeakKeyDictionary[PreTrainedModel, str] = weakref.WeakKeyDictionary()
-
-
-def stand_for(part: PreTrainedModel, identity: TargetIdentity) -> None:
-    """Let a model whose weights are not all in memory be identified by those of the whole target."""
-    if identity.weights_digest is not None:
-        _stands_for[part] = identity.weights_digest
 
 
 def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:

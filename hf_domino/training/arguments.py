@@ -7,13 +7,9 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
-from transformers.utils.import_utils import is_peft_greater_or_equal
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.adapters import OLDEST_PEFT
 from hf_domino.training.fields import TrainingFields
-
-CHOICES = {"distillation_loss": ("kl", "tv"), "position_weights": ("decay", "dpace")}
 
 
 @dataclass
@@ -38,19 +34,15 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         position_weights (`str`, *optional*, defaults to `"decay"`): `"dpace"` for weights that follow what limits
             acceptance now (arXiv 2605.18810), in training, in place of `loss_decay`.
         distillation_weight (`float`, *optional*, defaults to 1.0): Share of the cross-entropy with the text's tokens
-            that gives way to the divergence from the target's distribution of each, in [0, 1]; in training, not in
-            evaluation. Above 0 it costs one more product with lm_head.
-        distillation_loss (`str`, *optional*, defaults to `"kl"`): The divergence: KL(target || drafter), or `"tv"` for
-            total variation.
+            that gives way to the divergence from the target's distribution of each, KL(target || drafter), in [0, 1].
+            Not in evaluation. Above 0 it costs one more product with lm_head.
         muon_learning_rate (`float`, *optional*, defaults to 0.02): Train the backbone's and the GRU's matrices with
             Muon at this rate, in units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third
-            of the steps. 0 or None for AdamW alone, as adapters and trainings with another `optim` have it by default.
+            of the steps. 0 or None for AdamW alone, as trainings with another `optim` have it by default.
         shard_target (`bool`, *optional*, defaults to `False`): Divide the layers of the frozen target among the
             processes; each is gathered while it runs. Otherwise every process has a copy.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
-        lora_rank (`int`, *optional*): Train LoRA of this rank on every matrix of a drafter that exists, and nothing
-            else; what is saved is the adapter, which loads over that drafter and counts twice. Needs peft 0.17.
         train_only (`str`, *optional*): `"head"` to train the correction head over a backbone that stays as it is. The
             base loss cannot fall then, so the corrected loss is trained from the first step.
         logging_steps (`float`, *optional*, defaults to 0.05): Steps between lines of the log, or below 1 a share of all
@@ -81,12 +73,12 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         super().__post_init__()
         self.accelerator_config.non_blocking = self.dataloader_pin_memory
         usual = DominoTrainingArguments
-        has_other = self.lora_rank is not None or self.optim != usual.optim  # another optimizer, that was asked for
-        if self.muon_learning_rate in (0, usual.muon_learning_rate if has_other else 0):
+        # Another optimizer that was asked for is the only one.
+        if self.muon_learning_rate in (0, usual.muon_learning_rate if self.optim != usual.optim else 0):
             self.muon_learning_rate = None
         for names, is_right, allowed in (
             ("max_length", lambda value: value >= 2, "at least 2"),
-            ("num_anchors lora_rank", lambda value: value >= 1, "at least 1"),
+            ("num_anchors", lambda value: value >= 1, "at least 1"),
             ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
             (
                 "lambda_base_decay_ratio lambda_base_start distillation_weight",
@@ -98,18 +90,10 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not is_right(value):
                     raise ValueError(f"{name} must be {allowed}, got {value}.")
-        for name, choices in CHOICES.items():
-            if getattr(self, name) not in choices:
-                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}.")
+        if self.position_weights not in ("decay", "dpace"):
+            raise ValueError(f"position_weights must be decay or dpace, got {self.position_weights!r}.")
         if self.train_only not in (None, "head"):
             raise refusal("train_only", "'head' or left out", self.train_only, "Without it, all is trained.")
-        if self.lora_rank is not None:
-            for name in ("train_only", "muon_learning_rate"):
-                if getattr(self, name) is not None:
-                    remedy = "Adapters are trained with AdamW, of head and backbone alike."
-                    raise refusal(f"{name} with lora_rank", None, getattr(self, name), remedy)
-            if not is_peft_greater_or_equal(OLDEST_PEFT):
-                raise refusal("lora_rank", f"left out, without peft {OLDEST_PEFT}", self.lora_rank, "pip install peft")
         if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
             remedy = "Set walk_rows to 1 or more."
             raise refusal("metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy)

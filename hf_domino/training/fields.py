@@ -92,13 +92,9 @@ class TrainingFields:
     lambda_base_start: float = option(1.0, "Weight of the base loss at the first step.")
     position_weights: str = option("decay", "decay, or dpace for weights that follow what limits acceptance.")
     distillation_weight: float = option(1.0, "Share of the loss that compares with the target's distribution.")
-    distillation_loss: str = option("kl", "kl, or tv for total variation.")
-    muon_learning_rate: float | None = option(
-        0.02, "Rate of Muon for matrices; 0 for AdamW alone, as adapters have it."
-    )
+    muon_learning_rate: float | None = option(0.02, "Rate of Muon for matrices; 0 for AdamW alone.")
     shard_target: bool = option(False, "Divide the target's layers among the processes, in place of a copy in each.")
     walk_rows: int = option(16, "Evaluation rows to walk in real rounds; 0 for none.")
-    lora_rank: int | None = option(None, "Train LoRA of this rank over the drafter.")
     train_only: str | None = option(None, "head, to leave the backbone as it is.")
 
     learning_rate: float = option(2e-3, "Peak learning rate of AdamW.")
@@ -108,9 +104,7 @@ class TrainingFields:
     logging_steps: float = option(0.05, "Steps between lines of the log, or a share of all steps below 1.")
 
 
-# What the optimizer's state decides, whatever is asked of a run that goes on.
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "lora_rank", "train_only")
-# What a run is: told in its card, written to run.json, and said where it has changed when the run goes on.
+# What a card tells of a run.
 RECORDED = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
     *("optim", "weight_decay"),

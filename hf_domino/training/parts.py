@@ -1,4 +1,4 @@
-"""Which parts of a drafter are trained: all of it, LoRA over it, or the correction head alone, perhaps a new one."""
+"""Which parts of a drafter are trained: all of it, or the correction head alone, perhaps a new one."""
 
 from __future__ import annotations
 
@@ -6,10 +6,7 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
-
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.adapters import add_lora
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds import KINDS
 from hf_domino.kinds.kind import HEAD_FIELDS
@@ -19,25 +16,20 @@ OF_A_HEAD = ("projector_type", "pure_draft_prefix_len", *HEAD_FIELDS)
 BLOCK_SIZE, TAPS = "block_size", "conv_kernel_size"  # no other weight depends on them
 
 
-def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn.Module:
+def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> None:
     """Freeze what is not trained.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, in fp32.
-        args (`DominoTrainingArguments`): For `lora_rank` and `train_only`.
-
-    Returns:
-        `nn.Module`: What the trainer trains and saves: the drafter, or PEFT's wrapper around it.
+        args (`DominoTrainingArguments`): For `train_only`.
 
     Raises:
-        ValueError: If the drafter has no such part, or no name that an adapter could be loaded over.
+        ValueError: If the drafter has no such part.
     """
     kind = drafter.config.kind
     for name, parameter in drafter.named_parameters():
         if name.split(".")[0] in kind.frozen:
             parameter.requires_grad_(False)
-    if args.lora_rank is not None:
-        return add_lora(drafter, args.lora_rank, 2 * args.lora_rank)
     if args.train_only == "head":
         if not drafter.has_correction_head:
             gets_one = drafter.config.projector_type == "dflash"
@@ -47,7 +39,6 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> nn
             raise refusal("the drafter of train_only='head'", "one with a correction head", kind.title, remedy)
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.split(".")[0] in kind.head_modules())
-    return drafter
 
 
 def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:

@@ -3,42 +3,30 @@
 from __future__ import annotations
 
 import shlex
-import signal
-from contextlib import suppress
 from pathlib import Path
 
 import torch
 from transformers import AutoTokenizer, set_seed
 
-from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import check_writable, needing_room
+from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.prompts import prompt_of
-from hf_domino.data.records import RECORD_SUFFIXES, read_records
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds import KINDS
 from hf_domino.target.identity import identify
+from hf_domino.target.loading import AutoTarget
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.hidden_states.command import load_target, whole_target, with_states
+from hf_domino.training.hidden_states.command import with_states
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
-from hf_domino.training.runs.checkpoints import GO_ON
-from hf_domino.training.runs.locking import alone_in_folder
 from hf_domino.training.runs.resuming import prepare_folder
+from hf_domino.training.scale.sharding import place_target
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
-CURRICULUM_RESTARTS = (
-    "{}: lambda_base starts at 1 again, so its correction head rests at first while its base logits are trained. "
-    "Set lambda_base_start below 1 to go on with both, or to 0 to train the corrected loss from the first step."
-)
 
-
-def train(
-    names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
-) -> signal.Signals | None:
+def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
     """Train, save drafter and tokenizer to `output_dir`, and print the evaluation.
 
     Args:
@@ -48,41 +36,37 @@ def train(
         args (`DominoTrainingArguments`): How to train.
 
     Returns:
-        `signal.Signals`, *optional*: SIGTERM or SIGINT (Ctrl-C) where one ended the training early.
+        `bool`: False where SIGTERM ended the training early, with `enable_jit_checkpoint`.
 
     Raises:
-        ValueError: If a field is out of range, a file holds what it should not, or another run is at work in
-            `output_dir`.
+        ValueError: If a field is out of range, or a file holds what it should not.
     """
     check_fields(names, shape, data, args)
     check_writable(Path(str(args.output_dir)), "output_dir")
-    with alone_in_folder(args):
-        trainer, checkpoint = make_trainer(names, shape, data, args)
-        if trainer is None:
-            return None
-        trainer.stop_signals = (signal.SIGTERM, signal.SIGINT)
-        with needing_room(Path(str(args.output_dir)), GO_ON):
-            trainer.train(resume_from_checkpoint=checkpoint)
-            if trainer.stopped_by_signal:
-                return trainer.stopped_by_signal
-            trainer.save_model()
-            metrics = {} if trainer.eval_dataset is None else trainer.evaluate()
-            trainer.save_state()
-            trainer.create_model_card()
-            if trainer.is_world_process_zero():
-                figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
-                print(*figures, _next_steps(str(names.target), args, data), sep="\n")
-            if metrics:
-                trainer.save_metrics("eval", metrics)
-    return None
+    trainer, checkpoint = make_trainer(names, shape, data, args)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    if trainer.state.global_step < trainer.state.max_steps:
+        return False
+    trainer.save_model()
+    metrics = {} if trainer.eval_dataset is None else trainer.evaluate()
+    trainer.save_state()
+    trainer.create_model_card()
+    if trainer.is_world_process_zero():
+        figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
+        print(*figures, _next_steps(str(names.target), args, data), sep="\n")
+    if metrics:
+        trainer.save_metrics("eval", metrics)
+    return True
 
 
 def make_trainer(
     names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
-) -> tuple[DominoTrainer | None, str | None]:
-    """The trainer of a run, and the checkpoint that it goes on from; no trainer where the run is finished."""
+) -> tuple[DominoTrainer, str | None]:
+    """The trainer of a run, and the checkpoint that it goes on from."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    target = load_target(names, args)
+    target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype)
+    if not args.shard_target:  # where it is to be divided, no device need hold it whole
+        target = place_target(target, args.device)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     overrides = shape.overrides()
     if names.drafter is None:
@@ -90,22 +74,17 @@ def make_trainer(
     else:
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)
-    checkpoint, finished = prepare_folder(args, drafter.config, names.overwrite)
-    if finished:
-        notice(finished)
-        return None, None
+    checkpoint = prepare_folder(args, drafter.config, names.overwrite)
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows[0], args)
         if names.start_from_target:
-            start_from_target(drafter, whole_target(target, names, args), rows[0][0]["input_ids"])
+            start_from_target(drafter, target, rows[0][0]["input_ids"])
     if names.cache_hidden_states:
-        target, rows = with_states(target, drafter.config, rows, names, args)
+        rows = with_states(target, drafter.config, rows, names, args)
     trainer = DominoTrainer(
         drafter, target, args, train_dataset=rows[0], eval_dataset=rows[1], processing_class=tokenizer
     )
-    if names.drafter and not checkpoint and drafter.has_correction_head and trainer.lambda_base(0) == 1:
-        notice(CURRICULUM_RESTARTS.format(names.drafter))
     return trainer, checkpoint
 
 
@@ -120,13 +99,10 @@ def check_fields(
     if args.shard_target and names.cache_hidden_states:
         remedy = "Leave shard_target out: from the cache the target does not run."
         raise refusal("shard_target with cache_hidden_states", False, True, remedy)
-    if args.eval_strategy != "no" and data.eval_file is None:
-        raise refusal("eval_strategy", "no without evaluation text", args.eval_strategy.value, "Set eval_file too.")
     overrides = shape.overrides()
-    for name in ("lora_rank", "train_only"):
-        if names.drafter is None and getattr(args, name) is not None:
-            remedy = "Name the drafter it starts from: --drafter FOLDER."
-            raise refusal(f"{name} of a new drafter", None, getattr(args, name), remedy)
+    if names.drafter is None and args.train_only is not None:
+        remedy = "Name the drafter it starts from: --drafter FOLDER."
+        raise refusal("train_only of a new drafter", None, args.train_only, remedy)
     if names.drafter is None or not overrides:
         return
     of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
@@ -138,28 +114,21 @@ def check_fields(
             f"or with projector_type=domino (dspark, dflash2) a new correction head for a DFlash "
             f"drafter, goes with its weights."
         )
-    if args.lora_rank is not None:
-        remedy = "An adapter has the shape of its drafter: leave one of them out."
-        raise refusal(f"lora_rank with {', '.join(overrides)}", None, args.lora_rank, remedy)
 
 
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
     """What one does with a trained drafter, as commands."""
-    prompts, file = "", Path(str(data.eval_file))
-    if file.is_file() and file.suffix in RECORD_SUFFIXES:
-        with suppress(ValueError):  # token ids: then the commands measure on prompts of their own
-            prompt_of(next(read_records(file))[1], str(file))
-            prompts = f" --prompts {shlex.quote(str(file))}"
+    file = str(data.eval_file)
+    prompts = f" --prompts {shlex.quote(file)}" if Path(file).is_file() else ""
     dtype, device = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32", args.device.type
     where = "" if (device, dtype) == ("cpu", "float32") else f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
-    lines = [
-        f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
-        f"hf-domino check {pair}{prompts}",
-        f"hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl",
-        f"hf-domino push {folder} --card-only",
-    ]
-    if args.lora_rank is not None:  # an adapter has a card, but no configuration to make one from
-        lines.pop()
-    return "\n  ".join(lines)
+    return "\n  ".join(
+        (
+            f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
+            f"hf-domino check {pair}{prompts}",
+            f"hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl",
+            f"hf-domino push {folder} --card-only",
+        )
+    )

@@ -10,8 +10,6 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import shutil
-import signal
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -23,10 +21,9 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import needing_room
-from hf_domino.data.packing import STATES, PackedRows, collate_rows
-from hf_domino.drafter.adapters import save_target
+from hf_domino.data.packing import PackedRows, collate_rows
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target
 from hf_domino.target.identity import identify
@@ -34,9 +31,8 @@ from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
-from hf_domino.training.evidence.figures import draw_training
-from hf_domino.training.evidence.meter import Meter, show_less, warn_of_head
-from hf_domino.training.hidden_states.reading import CachedRows, check_states
+from hf_domino.training.evidence.meter import Meter, show_less
+from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.loading import encode_rows, say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, sample_anchors
@@ -45,12 +41,10 @@ from hf_domino.training.objective.forward import check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.runs.checkpoints import GO_ON, STATE_FILE, StopOnSignal, last_checkpoint
-from hf_domino.training.runs.locking import alone_in_folder
-from hf_domino.training.runs.resuming import RUN_FILE, check_resumable, facts_of
+from hf_domino.training.runs.checkpoints import STATE_FILE, last_checkpoint
+from hf_domino.training.runs.resuming import RUN_FILE, check_resumable, kept_of
 from hf_domino.training.scale.packing_probe import check_no_leaks
-from hf_domino.training.scale.placing import place_target
-from hf_domino.training.scale.sharding import check_finite, prepare_sharding, shard_target
+from hf_domino.training.scale.sharding import check_finite, place_target, prepare_sharding, shard_target
 
 LENGTHS = 8  # of rows on a GPU, where each takes memory and kernels of its own
 
@@ -62,7 +56,7 @@ class DominoTrainer(Trainer):
     and `hours` beside the trainer's own fields. Evaluation logs losses and acceptance too, with `base_` in front
     without the correction head, by draft position as `accept_at_1` and so on, and adds `walked_acceptance_length`:
     tokens per target forward in real rounds over the evaluation text, which is what generation measures when that text
-    is the target's own greedy continuation. Each evaluation draws `figures/training.svg` anew.
+    is the target's own greedy continuation.
 
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
@@ -106,8 +100,6 @@ class DominoTrainer(Trainer):
     optimizer: torch.optim.Optimizer | None
     args: DominoTrainingArguments
     data_collator: Any
-    # SIGTERM ends a training with a checkpoint; a command adds Ctrl-C. A second signal ends it at once.
-    stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
 
     def __init__(
         self,
@@ -127,8 +119,6 @@ class DominoTrainer(Trainer):
             if getattr(args, feature):
                 model.config.kind.refuse_what_it_lacks(feature)
         say_first_tokens(model)
-        check_states(model.config, args.distillation_weight > 0, train_dataset)
-        check_states(model.config, False, eval_dataset)
         if data_collator is None:
             multiple = -(-args.max_length // LENGTHS) if args.is_static else 1
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)
@@ -138,8 +128,9 @@ class DominoTrainer(Trainer):
         # Of the rows that are collated next; in memory that a data loader's processes share.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
+        choose_parts(model, args)
         super().__init__(
-            model=choose_parts(model.float(), args), args=args, data_collator=data_collator,
+            model=model.float(), args=args, data_collator=data_collator,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         prepare_sharding(args, self.accelerator)
@@ -150,32 +141,25 @@ class DominoTrainer(Trainer):
         target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
-        self._losses: list[tuple[int, torch.Tensor, Batch]] = []  # steps, losses and texts to be looked at
+        self._losses: list[tuple[int, torch.Tensor]] = []  # of steps, to be looked at
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
         self.meter = Meter(model.config, args.device)
-        self._stop = StopOnSignal(self.accelerator)
-        if not args.enable_jit_checkpoint:  # that is Transformers' own way to do so
-            self.add_callback(self._stop)
         show_less(self.callback_handler.callbacks)
 
-    @property
-    def stopped_by_signal(self) -> signal.Signals | None:
-        """What ended the last training early, if a signal did; its last step is saved as a checkpoint."""
-        return self._stop.stopped_by
-
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does; after a signal, end with the step and save a checkpoint.
+        """Train as [`~transformers.Trainer.train`] does.
 
         Raises:
-            ValueError: If the checkpoint is of another target, shape or optimizer, another run is at work in
-                `output_dir`, or the target reads over the borders of packed rows.
+            ValueError: If the checkpoint is of another target, shape or optimizer, or the target reads over the borders
+                of packed rows.
         """
         self._target_identity.record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
-            check_resumable(checkpoint, self.drafter.config, self.args, self.train_dataset)
+            check_resumable(checkpoint, self.drafter.config, self.args)
+            notice(f"training goes on from {checkpoint}.")
         packed = self.train_dataset if isinstance(self.train_dataset, PackedRows) else None
         if not isinstance(packed.rows if packed else self.train_dataset, CachedRows):  # else the target does not run
             with self.accelerator.autocast():
@@ -184,8 +168,7 @@ class DominoTrainer(Trainer):
             if packed:
                 check_no_leaks(self.target, packed)
         self._clock = time.monotonic()
-        with alone_in_folder(self.args), self._stop.listening(self.stop_signals):
-            return super().train(checkpoint, *args, **kwargs)
+        return super().train(checkpoint, *args, **kwargs)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
@@ -226,8 +209,7 @@ class DominoTrainer(Trainer):
         """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
         step = self.state.global_step
         losses = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
-        text = {name: values for name, values in inputs.items() if name != STATES}
-        self._losses.append((step + 1, losses.loss.detach(), text))
+        self._losses.append((step + 1, losses.loss.detach()))
         if not self.args.is_static:
             self._look_at_losses()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
@@ -239,7 +221,7 @@ class DominoTrainer(Trainer):
         """Refuse the first new loss that is not finite in any process; on a GPU with the next line of the log."""
         seen, self._losses = self._losses, []
         if seen:
-            check_losses(seen, self.target, self.accelerator, self.args.distillation_weight > 0)
+            check_losses(seen, self.accelerator)
 
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -262,7 +244,6 @@ class DominoTrainer(Trainer):
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         metrics = meter.means(self.accelerator, by_position=True)
         metrics["loss"] = metrics["corrected_loss"]
-        warn_of_head(metrics, self.lambda_base(self.state.global_step))
         if self.args.walk_rows:
             rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
             # Inside its forward, where sharded weights are gathered: all processes walk the same rows.
@@ -293,8 +274,6 @@ class DominoTrainer(Trainer):
                 logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # of the last step
             self.meter = Meter(self.drafter.config, self.args.device)
         super().log(logs, *args, **kwargs)
-        if "eval_loss" in logs and self.is_world_process_zero():
-            draw_training(self.state.log_history, Path(str(self.args.output_dir)))
 
     def create_model_card(
         self, model_name: str | None = None, dataset: Any = None, dataset_tags: Any = None,
@@ -326,14 +305,7 @@ class DominoTrainer(Trainer):
         checkpoint = Path(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
         if self.args.should_save:  # of an earlier run: it is no longer whole from here on
             (checkpoint / STATE_FILE).unlink(missing_ok=True)
-        # What the trained weights take; most optimizers keep twice as much beside them.
-        weights = [weight for weight in self.model.parameters() if weight.requires_grad]
-        try:
-            with needing_room(checkpoint, GO_ON, sum(weight.numel() * weight.element_size() for weight in weights)):
-                super()._save_checkpoint(model, trial)
-        except OSError:
-            shutil.rmtree(checkpoint, ignore_errors=True)  # it takes room that is wanted
-            raise
+        super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
@@ -344,7 +316,4 @@ class DominoTrainer(Trainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            facts = facts_of(self.args, self.train_dataset, self.drafter.config)
-            Path(folder, RUN_FILE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
-            if self.args.lora_rank is not None:
-                save_target(self.drafter, folder)
+            Path(folder, RUN_FILE).write_text(json.dumps(kept_of(self.args), indent=2) + "\n", encoding="utf-8")

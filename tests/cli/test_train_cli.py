@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from pathlib import Path
 
@@ -56,25 +55,9 @@ def test_a_drafter_to_continue(recipe, train, saved_pair, caplog):
         recipe.pop(field)
     recipe |= {"drafter": str(saved_pair[1]), "eval_file": None, "save_steps": 1}
     assert train(recipe, "--max_steps=1") == 0
-    assert "lambda_base starts at 1 again" in caplog.text
-    caplog.clear()
-    assert train(recipe, "--max_steps=2") == 0  # from its own checkpoint
-    assert "lambda_base starts" not in caplog.text
-
-
-def test_a_plan_is_a_few_steps_that_leave_nothing(recipe, train, tmp_path, capsys):
-    assert train(recipe, "--plan") == 0
-    lines = (line.split() for line in capsys.readouterr().out.splitlines())
-    said = {words[0]: float(words[1]) for words in lines if len(words) == 2}
-    assert (said["steps"], said["rows_per_step"]) == (4, 8)
-    assert said["hours"] == pytest.approx(4 * said["seconds_per_step"] / 3600, rel=1e-3)
-    assert said["memory_gb"] > 0.05
-    assert train(recipe | {"max_steps": -1, "num_train_epochs": 3, "per_device_train_batch_size": 3}, "--plan") == 0
-    assert re.search(r"^steps +8$", capsys.readouterr().out, re.M)
-    states = {"cache_hidden_states": str(tmp_path / "states"), "max_steps": -1}
-    assert train(recipe | states, "--plan") == 0
-    assert "hours" not in capsys.readouterr().out
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["recipe.yaml", "train.jsonl"]
+    assert "training goes on" not in caplog.text
+    assert train(recipe, "--max_steps=2") == 0
+    assert "training goes on from" in caplog.text  # its own checkpoint
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):
@@ -93,7 +76,6 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
         ("--muon-learning-rate=0", (2e-3, None, 1.0)),
         ("--optim=sgd", (2e-3, None, 1.0)),  # it was asked for
         ("--optim=sgd --muon-learning-rate=0.01", (2e-3, 0.01, 1.0)),
-        ("--drafter=some --lora-rank=4", (2e-3, None, 1.0)),
         ("paper", (6e-4, None, 0.0)),
     ],
 )
@@ -118,22 +100,6 @@ def test_the_published_recipe_has_a_name(tmp_path):
     assert args.use_cpu is not torch.accelerator.is_available()  # its bf16 would be refused without a GPU
     with pytest.raises(ValueError, match="config must be a YAML file or 'paper', got 'papers'"):
         parse_options(parse(["train", "papers", *call]))
-
-
-def test_a_run_goes_on_with_what_it_was_begun_with_whatever_the_defaults_are(recipe, train, tmp_path):
-    def run():
-        found = json.loads((tmp_path / "run/run.json").read_text())
-        return found["learning_rate"], found["muon_learning_rate"], found["distillation_weight"]
-
-    recipe |= {"eval_file": None, "max_steps": 1, "save_steps": 1}
-    begun = {"learning_rate": 6e-4, "muon_learning_rate": 0, "distillation_weight": 0}
-    assert train(recipe | begun) == 0
-    shorter = {name: value for name, value in recipe.items() if name not in begun}
-    assert train(shorter, "--max-steps=2") == 0
-    assert run() == (6e-4, None, 0.0)
-    assert train(shorter, "--max-steps=3", "--learning-rate=2e-3") == 2  # asked for
-    assert train(shorter, "--overwrite=true") == 0
-    assert run() == (2e-3, 0.02, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_domino.data.packing import PackedRows, collate_rows, pack, parts
+from hf_domino.data.packing import PackedRows, collate_rows, pack
 from hf_domino.data.rows import RowDataset
 
 
@@ -28,7 +28,6 @@ def test_packed_rows():
     assert len(packed) == 2
     assert packed[0]["input_ids"] == rows[1]["input_ids"] + rows[2]["input_ids"]
     assert packed[0]["position_ids"] == [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]
-    assert parts(packed[0]) == [rows[1]["input_ids"], rows[2]["input_ids"]]
     batch = collate_rows([packed[0], packed[1]], pad_token_id=2)
     assert batch["position_ids"][1].tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 3, 4]  # the padding is a row of its own
     assert batch["input_ids"][1, 5:].tolist() == [2] * 5

@@ -22,7 +22,6 @@ from hf_domino.decoding.policy import Policy
 from hf_domino.drafter.phases import PHASES, PhaseTimer
 from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.benchmark.measure import until_end
-from hf_domino.kinds.kind import KINDS
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 
@@ -225,28 +224,3 @@ def test_streamers_carry_the_statistics_of_their_last_call(tiny_qwen3, tiny_draf
         assert tiny_drafter.stats.num_new_tokens == count
     assert usual.stats is tiny_drafter.stats
     assert own.stats == "its own"
-
-
-FLOOR, ABOVE = [1] * 7 + [2], [1] * 6 + [2, 2]
-OFF = "does not fit, or is read one position off: hf-domino check"
-
-
-@pytest.mark.parametrize(
-    ("kind", "lengths", "said"),
-    [
-        ("domino", FLOOR, OFF),
-        ("dflash", FLOOR, OFF),
-        ("eagle3", FLOOR, "does not fit: hf-domino check"),
-        ("medusa", FLOOR, "does not fit: hf-domino check"),
-        ("recycling", FLOOR, None),  # its table is empty at first
-        ("domino", ABOVE, None),
-        ("domino", [1] * 3, None),
-        ("domino", [1] * 4, OFF),
-    ],
-)
-def test_acceptance_at_the_floor_is_said(kind, lengths, said):
-    stats = DecodingStats.of_rows(6, 2, KINDS[kind])
-    stats.rows, stats.proposed = [lengths, [1] * 9], [[6] * len(lengths), [0] * 9]  # single steps say nothing of it
-    assert [line.endswith(f"it {said} tells") for line in str(stats).splitlines() if "hf-domino" in line] == (
-        [True] if said else []
-    )

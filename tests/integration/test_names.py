@@ -40,18 +40,6 @@ def test_two_names_without_network(offline, cache, saved_pair):
     assert generator(TEXT, **OPTIONS) == pipeline(model=str(saved_pair[0]))(TEXT, **OPTIONS)
 
 
-def test_an_adapters_name_without_network(offline, cache, saved_pair, tmp_path):
-    """It has no config.json."""
-    peft = pytest.importorskip("peft")
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"])
-    adapted = peft.get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config)
-    adapted.save_pretrained(tmp_path / "models--user--adapter" / "snapshots" / COMMIT)
-    (tmp_path / "models--user--adapter" / "refs").mkdir()
-    (tmp_path / "models--user--adapter" / "refs" / "main").write_text(COMMIT)
-    generator = pipeline(model=str(saved_pair[0]), assistant_model="user/adapter")
-    assert peft.get_model_status(generator.assistant_model).active_adapters == ["default"]
-
-
 def test_a_mistyped_drafter(saved_pair):
     name = saved_pair[1].with_name(saved_pair[1].name + "x")
     with pytest.raises(ValueError, match=rf"assistant_model must be a folder or.*Did you mean '{saved_pair[1]}'\?"):

@@ -137,8 +137,6 @@ def test_it_is_trained_and_used(recipe, train, target, word_tokenizer, tmp_path,
     shape = ("num_hidden_layers", "block_size", "shift_label", "projector_type", "markov_rank", "markov_head_type")
     again = {name: value for name, value in fields.items() if name not in shape}
     again |= {"drafter": str(tmp_path / "run"), "output_dir": str(tmp_path / "again")}
-    assert train(again, "--lora-rank", "2") == 2
-    assert "lora_rank" in capsys.readouterr().err
     assert train(again, "--train-only", "head") == 0
     after = DominoDraftModel.from_pretrained(tmp_path / "again").state_dict()
     changed_parts = {

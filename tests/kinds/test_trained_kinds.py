@@ -22,14 +22,13 @@ CARDS = {
 # Flags of a further training that a kind lacks, and what the error names.
 LACKS = {
     "medusa": {
-        ("--lora-rank", "2"): "lora_rank",
         ("--block-size", "3"): "block_size",
         ("--projector-type", "domino"): "the drafter of a new head",
         ("--train-only", "head"): "train_only",
         ("--gradient-checkpointing", "true"): "gradient_checkpointing",
         ("--start-from-target", "true"): "start_from_target",
     },
-    "eagle3": {("--lora-rank", "2"): "lora_rank"},
+    "eagle3": {("--start-from-target", "true"): "start_from_target"},
 }
 
 

@@ -13,8 +13,9 @@ import pytest
 ROOT = Path(__file__).parents[2]
 # Forked from one process that has imported everything and has trained nothing.
 SCRIPT = """
-import fcntl, json, os, random, signal, socket, sys, time, torch
+import json, os, random, signal, socket, sys, time, torch
 import transformers.modeling_utils
+from transformers import TrainerCallback
 from pathlib import Path
 from hf_domino.cli.main import main
 from hf_domino.training.trainer import DominoTrainer
@@ -22,7 +23,7 @@ from hf_domino.training.trainer import DominoTrainer
 torch.set_num_threads(1)
 work, world, num_kills, flags = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]
 
-def start(folder, before=lambda: None):
+def start(folder, before=lambda: None, *more):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -36,7 +37,7 @@ def start(folder, before=lambda: None):
                            "LOCAL_WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
         try:
             before()
-            os._exit(main(["train", *flags, f"--output_dir={folder}"]))
+            os._exit(main(["train", *flags, *more, f"--output_dir={folder}"]))
         except BaseException as error:
             print(repr(error), file=sys.stderr)
             os._exit(99)
@@ -64,6 +65,19 @@ def die_inside_a_save():
             os.kill(os.getpid(), signal.SIGKILL)
     cls.save_pretrained = dying
 
+class Asked(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(3.5)  # for which Transformers waits before it saves
+
+def ask_to_stop():
+    original = DominoTrainer.__init__
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self.add_callback(Asked())
+    DominoTrainer.__init__ = init
+
 def left(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("checkpoint-*"))
 
@@ -77,6 +91,9 @@ moments = random.Random(int(time.time()))
 report = {"whole": wait(start(work / "whole")), "deaths": []}
 if not num_kills:
     report["deaths"].append([wait(start(work / "killed", die_inside_a_save)), left(work / "killed")])
+    if world == 1:
+        report["asked"] = wait(start(work / "asked", ask_to_stop, "--enable_jit_checkpoint=true")), left(work / "asked")
+        report["asked again"] = wait(start(work / "asked"))
 for _ in range(num_kills):
     pids = start(work / "killed")
     victim, until = moments.choice(pids), newest(work / "killed") + moments.randint(0, 5)
@@ -86,9 +103,6 @@ for _ in range(num_kills):
     if is_alive(victim):
         os.kill(victim, signal.SIGKILL)  # the others find their peer gone
     report["deaths"].append([wait(pids, 20), left(work / "killed")])
-with open(work / "killed/_run.lock", "w") as lock:  # as another run would
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    report["second"] = wait(start(work / "killed"))
 report["again"] = wait(start(work / "killed"))
 (work / "report.json").write_text(json.dumps(report))
 """
@@ -110,9 +124,18 @@ def run(saved_pair, work: Path, num_processes: int, num_kills: int) -> dict:
     assert done.returncode == 0, done.stderr[-3000:]
     report = json.loads((work / "report.json").read_text())
     assert report["whole"] == report["again"] == [0] * num_processes, done.stderr[-3000:]
-    whole, killed = (work / name / "model.safetensors" for name in ("whole", "killed"))
+    whole, killed, asked = (work / name / "model.safetensors" for name in ("whole", "killed", "asked"))
     assert whole.read_bytes() == killed.read_bytes()
+    assert not asked.exists() or whole.read_bytes() == asked.read_bytes()
     return report
+
+
+def test_a_run_is_killed_inside_a_save_and_one_is_asked_to_stop(saved_pair, tmp_path):
+    report = run(saved_pair, tmp_path, num_processes=1, num_kills=0)
+    assert report["deaths"] == [[[-9], ["checkpoint-2", "checkpoint-4"]]]
+    codes, left = report["asked"]
+    assert (codes, report["asked again"]) == ([143], [0])
+    assert "checkpoint-3" in left  # which `save_steps` would not save
 
 
 @pytest.mark.slow
@@ -122,7 +145,6 @@ def test_one_of_two_processes_is_killed_inside_a_save(saved_pair, tmp_path):
     assert first == -9
     assert other not in (0, -9)  # it found its peer gone, and did not wait for it
     assert left == ["checkpoint-2", "checkpoint-4"]
-    assert report["second"] == [2, 2]  # where another run holds the folder, both say so
 
 
 @pytest.mark.slow

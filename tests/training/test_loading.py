@@ -43,7 +43,7 @@ def test_rows_beyond_what_the_target_reads_are_cut_and_said(recipe, train, write
     assert train(recipe | {"max_steps": 1}) == 0
     assert "rows are cut at 256 tokens, the most that the target reads, not at 2048" in caplog.text
     assert "2 of 2 rows are cut at max_length" in caplog.text
-    assert '"max_length": 256' in (tmp_path / "run/run.json").read_text()
+    assert "| max_length | 256 |" in (tmp_path / "run/README.md").read_text()
 
 
 @pytest.mark.parametrize("others", [3, 64])

@@ -30,7 +30,6 @@ OPTIONS = {
     "published": {},
     "dpace": {"position_weights": "dpace"},
     "kl": {"distillation_weight": 0.25},
-    "tv": {"distillation_weight": 0.25, "distillation_loss": "tv"},
 }
 
 
@@ -67,8 +66,6 @@ def naive_loss(drafter, target, batch, lambda_base, options, ids):
             if "distillation_weight" in options:
                 taught, drafted = (x.log_softmax(-1) for x in (entry[4], entry[2 + term]))
                 learned = F.kl_div(drafted, taught, log_target=True, reduction="sum")
-                if "distillation_loss" in options:
-                    learned = 1 - torch.minimum(taught.exp(), drafted.exp()).sum()  # what is rejected
                 loss = 0.75 * entropy + 0.25 * learned
             total[term] = total[term] + weight * loss
     return (1 - lambda_base) * total[1] + lambda_base * total[0], sum(weights)

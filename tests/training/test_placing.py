@@ -1,18 +1,11 @@
-"""Targets in places of their own: dispatched, offloaded, quantised, or their two ends alone."""
+"""Targets in places of their own: dispatched, offloaded, or quantised."""
 
 from __future__ import annotations
 
 import copy
 
-import families
 import pytest
-import torch
 import transformers
-
-from hf_domino.target.view import TargetModel
-from hf_domino.training.scale.placing import files_digest, load_ends
-
-CPU = torch.device("cpu")
 
 
 def losses(trainer) -> list[float]:
@@ -41,32 +34,3 @@ def test_a_quantised_target_trains(target, make_drafter, make_trainer, greedy_ro
     assert "Int8" in type(quantised.model.layers[0].mlp.up_proj.weight).__name__
     trainer = make_trainer(make_drafter(target), greedy_rows[:2], max_steps=2, logging_steps=1, target=quantised)
     assert all(0 < loss < 20 for loss in losses(trainer))
-
-
-# Scaled embeddings with a soft cap; a scale of the logits; a head of its own.
-@pytest.mark.parametrize("model_type", ["gemma2", "granite", "llama"])
-def test_the_ends_of_a_target_are_its_own(model_type, make_drafter, tmp_path):
-    target = families.build(model_type)
-    target.save_pretrained(tmp_path)
-    ends, config = load_ends(str(tmp_path), "auto", torch.device("cpu:0")), make_drafter(target).config
-    loaded = sum(weight.numel() for weight in ends.parameters() if not weight.is_meta)
-    assert loaded <= 2 * 96 * 32 < sum(weight.numel() for weight in target.parameters())
-    whole, view, ids = TargetModel(target, config), TargetModel(ends, config), torch.arange(40)[None]
-    assert torch.equal(view.embed(ids), whole.embed(ids))
-    hidden = torch.randn(3, 32)
-    assert torch.equal(view.logits(hidden), whole.logits(hidden))
-    assert view.readable_head is not None  # so a draft vocabulary multiplies with its own rows alone
-
-
-def test_files_are_told_by_what_is_in_them(target, tmp_path, caplog):
-    target.save_pretrained(tmp_path / "one")
-    target.save_pretrained(tmp_path / "two")
-    first = files_digest(str(tmp_path / "one"))
-    assert first == files_digest(str(tmp_path / "two"))
-    target.model.norm.weight.data += 0.01
-    target.save_pretrained(tmp_path / "two")
-    assert first != files_digest(str(tmp_path / "two"))
-    assert files_digest(str(tmp_path)) is None
-    families.build("mixtral").save_pretrained(tmp_path)  # whose file holds experts in other shapes
-    assert load_ends(str(tmp_path), "auto", CPU) is None
-    assert "all of" in caplog.text

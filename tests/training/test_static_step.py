@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_finite_is_named_with_the_next_line_of_the_log(
     static, target, make_drafter, make_trainer, greedy_rows
 ):
     trainer = make_trainer(make_drafter(target), greedy_rows, logging_steps=4, learning_rate=1e30, warmup_steps=0)
-    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got (nan|inf). The drafter is at fault"):
+    with pytest.raises(ValueError, match=r"the loss of step 2 must be finite, got (nan|inf). Training stops"):
         trainer.train()
     assert trainer.state.global_step == 4
 

@@ -22,7 +22,6 @@ from chats import chat_tokenizer, write_lines
 import commands
 from hf_domino import DominoConfig
 from hf_domino.cards.sections import CARD, mark, read_sections
-from hf_domino.cards.training import FIGURE
 from hf_domino.cli.main import parse
 from hf_domino.data.filters import RUN, Exclusions, words_of
 from hf_domino.data.prompts import prompt_of
@@ -153,19 +152,17 @@ def test_the_bundled_pairs_stages_are_made_once(tmp_path, tiny_pair_folder, monk
 
 def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
     target, run = tmp_path / "tiny", tmp_path / "work/domino"
-    for folder in (target, run / Path(FIGURE).parent):
+    for folder in (target, run):
         folder.mkdir(parents=True)
     for kind in ("domino", "dflash"):
         DominoConfig(projector_type=kind).save_pretrained(tmp_path / f"tiny-{kind}")
     (target / "generation_config.json").write_text('{"repetition_penalty": 1.04}')
     (run / CARD).write_text(f"# run\n\nUsage.\n\n{mark('training', RECORDED)}\n")
-    (run / FIGURE).write_text("<svg/>")
     write_cards(target, tmp_path / "work")
     domino, dflash = ((tmp_path / f"tiny-{kind}" / CARD).read_text() for kind in ("domino", "dflash"))
     assert read_sections(domino)["training"] == RECORDED
     steps = yaml.safe_load(RECIPE.read_text())["max_steps"]
     assert f"| steps | {steps:,} |" in read_sections(dflash)["training"]
-    assert (tmp_path / "tiny-domino" / FIGURE).read_text() == "<svg/>"
     assert "Usage." not in domino
     assert "penalty of 1.04" in (target / CARD).read_text()
 

@@ -1,1 +1,1 @@
-"""What training shows of itself: evaluation, walked acceptance, norms of gradients, figures."""
+"""What training shows of itself: evaluation, walked acceptance, its card."""

@@ -11,7 +11,6 @@ from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, merge_card, read_text
 from hf_domino.cards.training import training_section
 from hf_domino.data.rows import RowCounts
-from hf_domino.training.evidence.figures import draw_training
 from hf_domino.training.fields import RECORDED
 
 
@@ -39,7 +38,7 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
         config,
         name=name or path.resolve().parent.name,
         target=target or config.target_name or trainer.target.model.name_or_path or None,
-        training=training_section(trainer.state, facts, draw_training(trainer.state.log_history, path.parent)),
+        training=training_section(trainer.state, facts),
         metadata=known,
     )
     path.write_text(merge_card(read_text(path), card, wins=known), encoding="utf-8")

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, ProgressCallback
 
-from hf_domino._common.notices import notice
 from hf_domino.configuration import DominoConfig
 from hf_domino.training.objective.losses import DraftLosses
 from hf_domino.training.objective.objective import Batch
@@ -23,13 +22,6 @@ from hf_domino.training.objective.objective import Batch
 SHOWN = (
     *("train_runtime", "train_loss", "loss", "learning_rate", "lambda_base", "acceptance_length"),
     *("eval_loss", "eval_walked_acceptance_length", "epoch"),
-)
-LEAST_GAIN = 0.02  # tokens a round; a head that brings less does not pay for its own steps
-NO_GAIN = (
-    "the correction head does not beat the base logits on held-out text: {:+.3f} tokens a round, with lambda_base at "
-    "{:.2f}. It needs more steps with the base loss beside it: raise max_steps or num_train_epochs, and leave "
-    "lambda_base_decay_ratio at 1. If base_loss hardly falls either, look at the labels: shift_label, target_layer_ids "
-    "and the chat template must be those of the text."
 )
 
 
@@ -74,14 +66,6 @@ class Meter:
                 if before:
                     means[f"{prefix}accept_at_{place}"] = after / before
         return means
-
-
-def warn_of_head(metrics: dict[str, float], lambda_base: float) -> None:
-    """Say that a correction head does not beat the base, once the base loss counts less than half."""
-    if "base_acceptance_length" in metrics and lambda_base < 0.5:
-        gain = metrics["acceptance_length"] - metrics["base_acceptance_length"]
-        if gain < LEAST_GAIN:
-            notice(NO_GAIN.format(gain, lambda_base))
 
 
 def show_less(callbacks: Sequence[Any]) -> None:

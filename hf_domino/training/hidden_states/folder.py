@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zlib
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -34,14 +33,13 @@ START_AGAIN = "Delete {folder} and the states are written again, or choose anoth
 
 @dataclass(frozen=True)
 class StateSettings:
-    """What hidden states were made with; `target_files` is a digest where the target was loaded from them unchanged."""
+    """What hidden states were made with."""
 
     target: TargetIdentity
     layer_ids: tuple[int, ...]
     hidden_size: int
     dtype: str
     final: bool = False  # whether the state that lm_head reads is kept too
-    target_files: str | None = None
 
     @property
     def num_states(self) -> int:
@@ -61,6 +59,7 @@ class StateSettings:
             return None
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+            values.pop("target_files", None)  # of older folders
             target = TargetIdentity.from_dict(values.pop("target")) or TargetIdentity()
             return cls(target=target, layer_ids=tuple(values.pop("layer_ids")), **values)
         except (ValueError, KeyError, TypeError) as error:
@@ -81,22 +80,16 @@ class StateSettings:
             raise refusal(f"the states in {folder}", "with the final one, which distillation reads", "without", remedy)
 
 
-def checksum(states: torch.Tensor) -> int:
-    """CRC-32 of the bytes of a row's hidden states `[S, C, H]` on the CPU."""
-    return zlib.crc32(states.contiguous().view(torch.uint8).numpy().data)
-
-
-def find_rows(folder: Path) -> dict[int, tuple[Path, int, int, int]]:
-    """Shard, first token, end and checksum of the rows in a folder, by their keys."""
-    found: dict[int, tuple[Path, int, int, int]] = {}
+def find_rows(folder: Path) -> dict[int, tuple[Path, int, int]]:
+    """Shard, first token and end of the rows in a folder, by their keys."""
+    found: dict[int, tuple[Path, int, int]] = {}
     for shard in sorted(folder.glob(SHARDS), reverse=True):
         try:
             with safe_open(shard, framework="np") as file:
-                keys, ends, checksums = (file.get_tensor(name).tolist() for name in ("keys", "ends", "checksums"))
+                keys, ends = (file.get_tensor(name).tolist() for name in ("keys", "ends"))
         except (SafetensorError, OSError) as error:
             raise refusal(str(shard), "a shard of hidden states", str(error), DELETE_SHARD) from error
-        spans = zip(keys, pairwise((0, *ends)), checksums, strict=True)
-        found |= {key: (shard, start, end, expected) for key, (start, end), expected in spans}
+        found |= {key: (shard, *span) for key, span in zip(keys, pairwise((0, *ends)), strict=True)}
     return found
 
 
@@ -107,7 +100,6 @@ def write_shard(folder: Path, rows: dict[int, torch.Tensor]) -> None:
         "hidden_states": torch.cat(list(rows.values())),
         "keys": keys,
         "ends": torch.tensor([len(states) for states in rows.values()]).cumsum(0),
-        "checksums": torch.tensor([checksum(states) for states in rows.values()]),
     }
     name = f"states-{hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:16]}.safetensors"
     with whole_file(folder / name) as aside:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from safetensors import safe_open
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
@@ -19,7 +18,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.data.packing import STATES
 from hf_domino.data.rows import RowCounts
-from hf_domino.training.hidden_states.folder import DELETE_SHARD, INDEX_FILE, StateSettings, checksum, find_rows
+from hf_domino.training.hidden_states.folder import INDEX_FILE, StateSettings, find_rows
 
 
 class CachedRows(Dataset):
@@ -58,8 +57,6 @@ class CachedRows(Dataset):
             raise refusal(str(folder), "a folder of hidden states of all rows", value, remedy)
         self._places = [known[key] for key in keys]
         self._open: dict[Path, Any] = {}  # memory-mapped shards
-        # Processes of a data loader share it, so that a row is checked once.
-        self._is_checked = torch.zeros(len(rows), dtype=torch.bool).share_memory_()
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -67,26 +64,17 @@ class CachedRows(Dataset):
     @property
     def lengths(self) -> list[int]:
         """Tokens of each row, without reading any."""
-        return [end - start for _, start, end, _ in self._places]
+        return [end - start for _, start, end in self._places]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}  # maps of files are opened anew in each process
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Row `index` with `hidden_states` `[S, C, H]`, which are checked when they are first read.
-
-        Raises:
-            ValueError: If their bytes are not those that were written.
-        """
-        shard, start, end, expected = self._places[index]
+        """Row `index` with `hidden_states` `[S, C, H]`."""
+        shard, start, end = self._places[index]
         if shard not in self._open:
             self._open[shard] = safe_open(shard, framework="pt").get_slice("hidden_states")
-        states = self._open[shard][start:end]
-        if not self._is_checked[index] and (found := checksum(states)) != expected:
-            field = f"{shard}: the checksum of tokens {start} to {end}"
-            raise refusal(field, f"{expected}, as it was when they were written", found, DELETE_SHARD)
-        self._is_checked[index] = True
-        return self.rows[index] | {STATES: states}
+        return self.rows[index] | {STATES: self._open[shard][start:end]}
 
 
 def keys_of(rows: Any) -> list[tuple[int, int]]:
@@ -102,10 +90,3 @@ def row_key(input_ids: Any) -> int:
     """64 bits of a digest of a row's token ids, by which it is found."""
     digest = hashlib.blake2b(np.asarray(input_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
-
-
-def check_states(config: DominoConfig, final: bool, dataset: Any) -> None:
-    """Refuse a dataset, or a dictionary of them, whose rows carry other hidden states than a drafter reads."""
-    for part in dataset.values() if isinstance(dataset, dict) else (dataset,):
-        if isinstance(part, CachedRows):
-            part.settings.check_serves(part.folder, config, final)

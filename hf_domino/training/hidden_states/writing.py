@@ -51,7 +51,6 @@ class StateWriter:
         dtype (`str`, *optional*, defaults to `"bfloat16"`): To store them in: that, `"float16"`, `"float32"`, or
             `"auto"` for the target's own, in which training is the same bit for bit where batches are.
         final (`bool`, *optional*, defaults to `False`): Keep the state that lm_head reads too, for distillation.
-        target_files (`str`, *optional*): Digest of the files that the target was loaded from, see `files_digest`.
         autocast (`Callable`, *optional*): Gives the context of the forwards, as training has it.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
         max_shard_bytes (`int`, *optional*): Largest file. Rows are collected for it in memory, and lost with a process
@@ -68,7 +67,6 @@ class StateWriter:
         folder: str | Path,
         dtype: str = "bfloat16",
         final: bool = False,
-        target_files: str | None = None,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         shard: tuple[int, int] = (0, 1),
         max_shard_bytes: int = MAX_SHARD_BYTES,
@@ -76,7 +74,7 @@ class StateWriter:
         self.target, self.folder = TargetModel(target, config), Path(folder)
         known = dtype_of(target.dtype if dtype == "auto" else dtype, "cache_dtype", "Choose one of them, or auto.")
         name, layer_ids = str(known).removeprefix("torch."), tuple(config.target_layer_ids or ())
-        wanted = StateSettings(identify(target), layer_ids, config.hidden_size, name, final, target_files)
+        wanted = StateSettings(identify(target), layer_ids, config.hidden_size, name, final)
         self.settings = StateSettings.load(self.folder) or wanted
         if self.settings is wanted:
             write_whole(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
@@ -89,8 +87,7 @@ class StateWriter:
     def write(self, rows: Any, tokens_per_forward: int = 8192, progress: bool = True) -> None:
         """Run the target over the rows that are missing, this process's share of them.
 
-        Rows are sorted by length, so that batches hold little padding; a batch is computed whole or not at all, in the
-        same company after an interruption as without one.
+        Rows are sorted by length, so that batches hold little padding.
 
         Args:
             rows (`Sequence[dict]`): With `input_ids`.
@@ -101,43 +98,37 @@ class StateWriter:
         Raises:
             ValueError: If the disk has not enough room for them, or a state is not finite.
         """
-        # Equal rows are one.
-        places = {(length, key): index for index, (key, length) in enumerate(keys_of(rows))}
-        order, known = sorted(places), find_rows(self.folder)
-        missing = {key: length for length, key in order if key not in known}
+        known, (process, num_processes) = find_rows(self.folder), self._shard
+        # Equal rows are one; which process does a row depends on the row alone.
+        missing = {key: (length, index) for index, (key, length) in enumerate(keys_of(rows)) if key not in known}
         if not missing:
             return
-        settings, num_tokens = self.settings, sum(missing.values())
+        settings, num_tokens = self.settings, sum(length for length, _ in missing.values())
         needed, free = (size / GB for size in (num_tokens * settings.bytes_per_token, disk_usage(self.folder).free))
         takes = f"{needed:.3g} GB: {num_tokens} tokens of {settings.bytes_per_token} bytes ({settings.num_states} "
         takes += f"states of {settings.hidden_size} in {settings.dtype})"
         if needed > free:
             raise refusal(f"the room for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM)
-        what = f"hidden states of {len(missing)} of {len(order)} different rows"
-        notice(f"{what} take {takes} in {self.folder}; {free:.3g} GB are free.")
-        if self.settings.final:
+        notice(f"hidden states of {len(missing)} rows take {takes} in {self.folder}; {free:.3g} GB are free.")
+        if settings.final:
             with self._autocast():
                 check_final(self.target)
-        # Which process does a batch depends on nothing that another process may just be writing.
-        batches: list[list[tuple[int, int]]] = [[]]
-        for length, key in order:
-            if batches[-1] and (len(batches[-1]) + 1) * length > tokens_per_forward:
+        mine = {key: place for key, place in missing.items() if key % num_processes == process}
+        batches: list[list[int]] = [[]]
+        for key in sorted(mine, key=lambda key: (mine[key][0], key)):
+            if batches[-1] and (len(batches[-1]) + 1) * mine[key][0] > tokens_per_forward:
                 batches.append([])
-            batches[-1].append((length, key))
-        mine = batches[self._shard[0] :: self._shard[1]]
-        todo = [batch for batch in mine if any(key in missing for _, key in batch)]
-        total = sum(length for batch in todo for length, _ in batch)
-        shard: dict[int, torch.Tensor] = {}
+            batches[-1].append(key)
+        total, shard = sum(length for length, _ in mine.values()), dict[int, torch.Tensor]()
         with tqdm(desc="hidden states", total=total, unit="token", unit_scale=True, disable=not progress) as bar:
-            for batch in todo:
-                states = self._forward([rows[places[row]]["input_ids"] for row in batch])
-                new = {key: row for (_, key), row in zip(batch, states, strict=True) if key in missing}
-                size = sum(map(len, (*shard.values(), *new.values())))
-                if shard and size * self.settings.bytes_per_token > self._max_bytes:
+            for batch in filter(None, batches):
+                states = self._forward([rows[mine[key][1]]["input_ids"] for key in batch])
+                size = sum(map(len, (*shard.values(), *states)))
+                if shard and size * settings.bytes_per_token > self._max_bytes:
                     write_shard(self.folder, shard)
                     shard = {}
-                shard |= new
-                bar.update(sum(length for length, _ in batch))
+                shard |= zip(batch, states, strict=True)
+                bar.update(sum(map(len, states)))
         if shard:
             write_shard(self.folder, shard)
 

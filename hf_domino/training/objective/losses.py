@@ -5,9 +5,8 @@ sum of the weights; lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). W
 With a draft vocabulary both are over its tokens, and labels that are not among them carry no loss.
 
 With distillation each CE(label) is (1 - weight) CE(label) + weight D, where D is KL(target || drafter) (arXiv
-1503.02531), or their total variation, which is the share of drafts that verification rejects (arXiv 2211.17192). The
-distribution of the token at position p is the target's after position p - 1; with a draft vocabulary, that of its
-tokens, renormalised.
+1503.02531). The distribution of the token at position p is the target's after position p - 1; with a draft vocabulary,
+that of its tokens, renormalised.
 
 Shapes: N blocks, K block size, M of their positions, H hidden size, G width of a head's state, D tokens that are
 drafted, all of the target's or fewer.
@@ -165,15 +164,6 @@ def teach(vocabulary: DraftVocabulary, target: TargetModel, final: torch.Tensor)
     log_probs = F.log_softmax(vocabulary.logits(target, final).float(), dim=-1)
     probs = log_probs.exp()
     return probs, log_probs.mul_(probs).sum(dim=-1).neg()
-
-
-def divergences(
-    logits: torch.Tensor, probs: torch.Tensor, entropy: torch.Tensor, divergence: str = "kl"
-) -> torch.Tensor:
-    """How far the drafter's logits `[M, D]` are from what [`teach`] gave, `[M]`: KL, or `"tv"` for total variation."""
-    if divergence == "tv":
-        return (logits.softmax(dim=-1) - probs).abs().sum(dim=-1) / 2
-    return LeanCrossEntropy.apply(logits, probs) - entropy
 
 
 class LeanCrossEntropy(torch.autograd.Function):

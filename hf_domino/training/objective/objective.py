@@ -30,7 +30,6 @@ from hf_domino.training.objective.losses import (
     LeanCrossEntropy,
     ScoredBlocks,
     corrected_positions,
-    divergences,
     draft_logits,
     dynamic_weights,
     teach,
@@ -163,7 +162,8 @@ class Objective:
                 confidence = put_back(losses.detach()).neg().exp() * has_loss
                 scale = weights * dynamic_weights(confidence, counts)
             if options is not None and taught is not None:
-                learned, share = divergences(logits, *taught, options.distillation_loss), options.distillation_weight
+                probs, entropy = taught
+                learned, share = LeanCrossEntropy.apply(logits, probs) - entropy, options.distillation_weight
                 # At 1, no passes over the logits are made for a gradient that counts nothing.
                 losses = learned if share == 1 else torch.lerp(losses, learned, share)
             return (put_back(losses) * scale).sum()

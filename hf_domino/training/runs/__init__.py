@@ -1,1 +1,1 @@
-"""What lets a run be stopped and gone on with: checkpoints, what a folder belongs to, averaged weights."""
+"""What lets a run be stopped and gone on with: whole checkpoints, and what a folder belongs to."""

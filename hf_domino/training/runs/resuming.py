@@ -1,68 +1,39 @@
-"""Which run a folder belongs to: whether this run may go on with it, and whether anything is left to do.
+"""Which run a folder belongs to: whether this run may go on with it.
 
-A checkpoint's configuration names its target and shape, and `run.json` beside it the rest. What its optimizer keeps
-cannot be changed on the way, nor the drafter under adapters; what can be is said.
+A checkpoint's configuration names its target and shape, and `run.json` beside it what its optimizer keeps; these cannot
+be changed on the way.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.adapters import TARGET_FILE
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.kind import HEAD_FIELDS, OF_BLOCKS
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.fields import KEPT, RECORDED
+from hf_domino.training.fields import DrafterArguments
 from hf_domino.training.runs.checkpoints import STATE_FILE, is_whole, last_checkpoint
-from hf_domino.training.scale.placing import files_digest
 
 RUN_FILE, CONFIG_FILE = "run.json", "config.json"
-SHAPE = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads"),
-    *("head_dim", "vocab_size", "block_size", "mask_token_id", "target_layer_ids", "projector_type"),
-    *("pure_draft_prefix_len", "shift_label", "layer_types", "sliding_window", "conv_group_size"),
-    *(*HEAD_FIELDS, *OF_BLOCKS),
-    *("sliding_window_non_causal", "draft_vocab_size", "hidden_act", "rms_norm_eps", "rope_parameters"),
-    *KINDS["eagle3"].own,
-)
-BASE = "digest of the drafter under the adapters"
-SAMPLED_ROWS = 64
+# What the optimizer's state decides.
+KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only")
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
-FINISHED = (
-    "{} holds a finished run ({} steps, {:g} epochs), so nothing was trained. For more of it, raise max_steps or "
-    "num_train_epochs; for another run, choose another output_dir, or start again with --overwrite true."
-)
 
 
-def begun_with(folder: str) -> dict[str, Any]:
-    """What a run goes on with where nothing else is asked: what it was begun with, whatever the defaults are now."""
-    checkpoint = Path(last_checkpoint(folder) or folder)
-    run = _read(checkpoint / RUN_FILE)
-    return {name: run[name] for name in (*KEPT, "distillation_weight") if name in run}
-
-
-def prepare_folder(
-    args: DominoTrainingArguments, config: DominoConfig, overwrite: bool = False
-) -> tuple[str | None, str | None]:
-    """Find out what is left to do in `output_dir`, before any work.
+def prepare_folder(args: DominoTrainingArguments, config: DominoConfig, overwrite: bool = False) -> str | None:
+    """Find the checkpoint in `output_dir` that a run goes on from, before any work.
 
     Args:
         args (`DominoTrainingArguments`): Of this run.
         config (`DominoConfig`): Of its drafter, which names its target.
         overwrite (`bool`, *optional*, defaults to `False`): Delete the checkpoints and records of an earlier run.
-
-    Returns:
-        `tuple[str | None, str | None]`: The checkpoint to go on from, and, if the run is finished, a line that says so.
     """
     folder = Path(str(args.output_dir))
     if overwrite:
@@ -75,62 +46,35 @@ def prepare_folder(
             for name in (STATE_FILE, RUN_FILE):
                 (folder / name).unlink(missing_ok=True)
         args.distributed_state.wait_for_everyone()
-        return None, None
-    state = _read(folder / STATE_FILE) if is_whole(folder) else {}
+        return None
     checkpoint = args.resume_from_checkpoint or last_checkpoint(folder)
-    if state and state["global_step"] >= state["max_steps"]:
-        check_resumable(folder, config, args)
-        is_enough = (state["epoch"] or 0.0) >= args.num_train_epochs - 1e-6
-        if state["global_step"] >= args.max_steps if args.max_steps > 0 else is_enough:
-            return checkpoint, FINISHED.format(folder, state["global_step"], state["epoch"])
-        if checkpoint is None:
-            remedy = f"Start from its drafter, --drafter {folder} with another output_dir, or use --overwrite true."
-            raise refusal(f"{folder}, a finished run that is to go on,", "with checkpoints", "none", remedy)
     if checkpoint:
         check_resumable(checkpoint, config, args)
-    return checkpoint, None
+    elif is_whole(folder):
+        remedy = f"Start from its drafter, --drafter {folder} with another output_dir, or use --overwrite true."
+        raise refusal(f"{folder}, which holds a finished run,", "with checkpoints", "none", remedy)
+    return checkpoint
 
 
-def check_resumable(
-    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, rows: Any = None
-) -> None:
-    """Refuse a checkpoint, or a finished run, of another target, shape or optimizer; what else differs is said.
-
-    `rows` are the training rows, where they are known already.
-    """
+def check_resumable(checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments) -> None:
+    """Refuse a checkpoint of another target, shape or optimizer."""
     saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
-    adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
-    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else adapter
+    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else None
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
-    now = facts_of(args, rows, config)
-    wanted = {name: getattr(config, name) for name in SHAPE} | {name: now[name] for name in KEPT}
-    wanted |= {"ema_decay": None, "lora_alpha": args.lora_rank and 2 * args.lora_rank}  # of version 0.1
-    if None not in (now[BASE], run.get(BASE)):
-        wanted[BASE] = now[BASE]
+    shape = (*(field.name for field in fields(DrafterArguments)), *config.kind.own)
+    wanted = {name: getattr(config, name) for name in shape} | kept_of(args)
+    wanted |= {"ema_decay": None, "lora_rank": None}  # of older versions
     for name, value in wanted.items():
         before = (saved | run).get(name, value)
         if before != value:
             made = f"{before!r}, with which {checkpoint} was trained"
             raise refusal(name, made, value, f"Set it back. {START_AGAIN}")
-    names = (name for name in (*RECORDED, "rows") if name not in KEPT)
-    changed = [name for name in names if name in run and now[name] != run[name]]
-    if rows is not None:
-        words = ", ".join(f"{name} {now[name]} (until then: {run[name]})" for name in changed)
-        notice(f"training goes on from {checkpoint}{' with ' if words else ''}{words}.")
 
 
-def facts_of(args: DominoTrainingArguments, rows: Any, config: DominoConfig) -> dict[str, Any]:
-    """What a run is, for `run.json` beside a drafter that was saved."""
-    values = {name: getattr(args, name) for name in RECORDED}
-    values[BASE] = None if args.lora_rank is None else files_digest(config.name_or_path)
-    while hasattr(rows, "rows"):  # not packed, and without the hidden states that they may carry
-        rows = rows.rows
-    values["rows"] = None
-    if hasattr(rows, "__len__") and hasattr(rows, "__getitem__"):  # their number, and a digest of a few of them
-        some = [rows[index] for index in range(0, len(rows), max(1, len(rows) // SAMPLED_ROWS))]
-        digest = hashlib.sha256(json.dumps(some, default=str, sort_keys=True).encode()).hexdigest()[:8]
-        values["rows"] = f"{len(rows)} of {digest}"
+def kept_of(args: DominoTrainingArguments) -> dict[str, Any]:
+    """What may not change in a run, for `run.json` beside a drafter that was saved."""
+    values = {name: getattr(args, name) for name in KEPT}
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

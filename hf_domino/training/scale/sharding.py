@@ -1,4 +1,4 @@
-"""Where weights live when several processes train: the drafter's shards, and the frozen target.
+"""Where weights live: the drafter's shards where several processes train, and the frozen target.
 
 `accelerate` wraps the drafter (DDP, or FSDP2 by `fsdp`); its parts run inside the wrapped forward, which gathers them.
 """
@@ -54,6 +54,17 @@ def check_finite(model: nn.Module, step: int) -> None:
         remedy = "They are not saved. Go on from an earlier checkpoint with a lower learning rate."
         found = f"nan or inf in {', '.join(names[:3])} ({len(names)} tensors)"
         raise refusal(f"the drafter's weights after step {step}", "finite", found, remedy)
+
+
+def place_target(target: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Move a target to a device, unless its parts were given places: by a `device_map`, offloading or sharding."""
+    weights = list(target.parameters())
+    is_placed = any(hasattr(module, "_hf_hook") for module in target.modules()) or any(
+        weight.is_meta or hasattr(weight, "device_mesh") or weight.device != target.device for weight in weights
+    )
+    if not is_placed and target.device != device:
+        target.to(device)
+    return target
 
 
 def shard_target(target: PreTrainedModel, args: DominoTrainingArguments) -> PreTrainedModel:

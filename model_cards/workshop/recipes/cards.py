@@ -12,7 +12,7 @@ from transformers import TrainerState
 
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, read_sections, read_text
-from hf_domino.cards.training import FIGURE, training_section
+from hf_domino.cards.training import training_section
 from hf_domino.configuration import DominoConfig
 from hf_domino.pair import dflash_folder, domino_folder
 from hf_domino.publishing.folder_card import card_for
@@ -54,26 +54,19 @@ def write_cards(target_folder: Path, work: Path) -> None:
         config = DominoConfig.from_pretrained(folder)
         card = render_card(config, name=folder.name, target=name, training=_training(work / kind), metadata=LICENCE)
         (folder / CARD).write_text(card + ABOUT_PAIR.format(target=name), encoding="utf-8")
-        _copy(FIGURE, work / kind, folder)
 
 
 def write_smollm2_card(folder: Path, run: Path) -> Path:
     """Write the card of a drafter of SmolLM2 from its configuration, its training and its rows, if it was measured."""
     path = folder / CARD
-    for name in (CARD, FIGURE):
-        _copy(name, run, folder)
+    if (run / CARD).is_file():
+        shutil.copy(run / CARD, path)
     # The title is not the run's.
     path.write_text(
         re.sub("^# .*$", f"# {folder.name}", read_text(path), count=1, flags=re.MULTILINE), encoding="utf-8"
     )
     path.write_text(card_for(folder, target=HUB_NAME, metadata=LICENCE) + ABOUT_SMOLLM2, encoding="utf-8")
     return path
-
-
-def _copy(name: str, source: Path, folder: Path) -> None:
-    if (source / name).is_file():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(source / name, folder / name)
 
 
 def _training(run: Path) -> str:

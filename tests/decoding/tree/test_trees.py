@@ -201,11 +201,7 @@ def test_copies_and_trees_write_plain_text(tiny_qwen3, draft_length, is_batch, d
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length=draft_length)
     for most in (1, 20):
         assert torch.equal(text_of(tiny_qwen3, drafter, **options, prompt_lookup_num_tokens=most)[0], plain)
-    tokens, rows = drafter.stats.num_tokens_by_source, drafter.stats.rows
-    # What is drawn hardly ever repeats, and the clock may have paused drafting.
-    assert do_sample or tokens["copied"] > 0
-    assert tokens["target"] == sum(length > 0 for row in rows for length in row)
-    assert sum(tokens.values()) == sum(map(sum, rows))
+    assert do_sample or drafter.stats.copied_length > 1  # what is drawn hardly ever repeats
 
 
 def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypatch):

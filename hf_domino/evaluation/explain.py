@@ -9,7 +9,7 @@ Shapes: T tokens so far, C depths, N proposals, H hidden size, V vocabulary, D t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -169,7 +169,10 @@ def _explain(
     _, captured = runner.prefill(input_ids[:, :-1])
     runner.begin([0])
     drafter.config.kind.refuse_what_it_lacks("explain_round")
-    draft_hidden = draft_behind(drafter, target, input_ids, captured, torch.tensor([input_ids.shape[1] - 1]))
+    features = None if captured is None else drafter.fuse_context([states.to(drafter.device) for states in captured])
+    anchor, first = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device), drafter.config.label_offset
+    blocks = drafter.kind.draft_blocks(target, input_ids, features, anchor)[0]  # [1, K, H]
+    draft_hidden = blocks[:, first : first + drafter.config.num_draft_tokens]
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session, chances = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state()), None
     if size is None or why_chain(runner, session, CoupledRule(law, do_sample=False)) is not None:
@@ -196,20 +199,6 @@ def _explain(
         target_probs=_probs(law, prefixes, seen, logits[0]),
         confidences=None if confidences is None else confidences.cpu(),
     )
-
-
-def draft_behind(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    input_ids: torch.Tensor,
-    captured: Sequence[torch.Tensor] | None,
-    anchors: torch.Tensor,
-) -> torch.Tensor:
-    """Draft hidden states `[N, C, H]` of the positions that predict, in blocks at anchors `[N]` of a text `[1, T]`."""
-    features = None if captured is None else drafter.fuse_context([states.to(drafter.device) for states in captured])
-    blocks = drafter.kind.draft_blocks(target, input_ids, features, anchors[None].to(input_ids.device))[0]  # [N, K, H]
-    first = drafter.config.label_offset
-    return blocks[:, first : first + drafter.config.num_draft_tokens]
 
 
 def _draft_logits(

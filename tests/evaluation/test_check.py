@@ -22,6 +22,7 @@ from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.evaluation.check.measure import AS_CONFIGURED, Measurement
 from hf_domino.pair import domino_folder, read_prompts
 from hf_domino.target.identity import TargetIdentity
+from hf_domino.training.evidence import acceptance
 
 NUM_PROMPTS, NEW_TOKENS = 8, 24  # the first four are mostly enough
 TEMPLATE = (
@@ -136,7 +137,7 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
         position += length
     assert walked == rounds
     assert len(walked) > 5
-    monkeypatch.setattr(measure, "ANCHORS_PER_FORWARD", 1)
+    monkeypatch.setattr(acceptance, "ANCHORS_PER_FORWARD", 1)
     assert measure.measure_variants(pair.drafter, target, text)[AS_CONFIGURED] == everywhere
 
 

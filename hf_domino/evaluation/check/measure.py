@@ -9,6 +9,7 @@ Shapes: S tokens of prompt and text.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -109,8 +110,7 @@ def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[t
     yield AS_CONFIGURED, drafter.view()
     for layer_ids in _other_layer_ids(config, num_target_layers):
         yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
-    can_shift = config.pure_draft_prefix_len < config.block_size - int(config.shift_label)
-    if can_shift and "shift_label" not in config.kind.fixed:
+    with suppress(ValueError):  # of a kind or a head that has no other order
         yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
     if drafter.has_correction_head:
         yield WITHOUT_HEAD, drafter.view(projector_type="dflash")

@@ -217,8 +217,8 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
 
         Args:
             folder (`str` or `PathLike`): Where to write; a checkpoint in it is an error unless `overwrite=True`.
-            format (`str`, *optional*, defaults to `"specforge"`): The layout of SpecForge and of z-lab's DFlash, which
-                SGLang and vLLM read, or `"speculators"` (DFlash alone).
+            format (`str`, *optional*, defaults to `"specforge"`): The layouts that SGLang and vLLM read, of SpecForge,
+                z-lab and, for DSpark, DeepSpec; or `"speculators"` (no Domino).
             options: `engine`, the name of one that must take the folder (`"sglang"`, `"vllm"`, `"dflash"`); `dtype` of
                 the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`); `target`, of
                 which speculators' format holds rows of lm_head where there is a draft vocabulary.

@@ -99,7 +99,10 @@ def export(
             logger.warning(message)
     if note:
         logger.warning(note)
-    tensors = {name: (t.to(dtype_of(dtype)) if t.is_floating_point() else t).contiguous() for name, t in own.items()}
+    tensors = {}
+    for name, tensor in own.items():
+        stored_as = name.replace("codebook.weight", "codebook")
+        tensors[stored_as] = (tensor.to(dtype_of(dtype)) if tensor.is_floating_point() else tensor).contiguous()
     check_writable(folder, "the folder to export to")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")

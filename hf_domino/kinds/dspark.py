@@ -45,7 +45,6 @@ class DSpark(Block):
     lacks = {
         "lora_rank": "Its head is read weight by weight; train it whole, or the head alone (train_only).",
         "the plugin for vLLM": "vLLM runs DSpark itself, in the layout of DeepSpec or speculators.",
-        "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",
     }
 
     def build(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 
+import pytest
 import torch
 from builders import build_drafter
 
 from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
+from hf_domino.cli.export import summary
 
 
 def test_command_line(tiny_qwen3, tmp_path, capsys):
@@ -40,3 +42,22 @@ def test_a_full_disk_is_said_in_one_sentence(tiny_drafter, no_file_beyond, tmp_p
     with no_file_beyond(10_000):
         assert cli.main(["export", "--drafter", str(tmp_path / "drafter"), "--output", str(tmp_path / "out")]) == 2
     assert "hf-domino export: Error while serializing: I/O error: File too large" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "method", "number"),
+    [
+        ({"projector_type": "dspark", "markov_rank": 8}, "dspark", 6),
+        ({"projector_type": "dspark", "markov_rank": 8, "shift_label": False}, "dspark", 5),
+        ({"projector_type": "dflash2", "selector_rank": 8, "conv_group_size": 8, "shift_label": False}, "dflash", 5),
+    ],
+)
+def test_heads_that_engines_know_are_started_by_their_method(tiny_qwen3, tmp_path, fields, method, number):
+    drafter = build_drafter(tiny_qwen3, conv_kernel_size=2 if method == "dflash" else None, **fields)
+    engines = summary(drafter.export(tmp_path), drafter.config)["engines"]
+    told = f'"method": "{method}", "model": "{tmp_path}", "num_speculative_tokens": {number}'
+    assert told in engines["vllm"]["command"]
+    is_taken = method == "dflash" or number == 6
+    assert engines["sglang"]["takes"] == is_taken
+    if is_taken:
+        assert f"--speculative-algorithm {method.upper()} " in engines["sglang"]["command"]

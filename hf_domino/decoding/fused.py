@@ -80,7 +80,7 @@ def choose_fused(
         if index < drafter.config.pure_draft_prefix_len:
             column = _choose_uncorrected(row, pool, drawn, temperature)
         else:
-            low_rank = parts[:, index] + head.projection.project_state(state)
+            low_rank = parts[:, index] + head.project_state(state)
             column = correct_and_choose(row, low_rank, up_weight, pool, noise=drawn, temperature=temperature)
         tokens.append(vocabulary.ids(column))
     return torch.stack(tokens[1:], dim=1)

@@ -31,7 +31,7 @@ from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_finite, translat
 from hf_domino.formats.standalone import write_bundle
 from hf_domino.kinds.backbone import ZeroLinear
 from hf_domino.kinds.context import ContextCache
-from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU
+from hf_domino.kinds.domino import PrefixGRU
 from hf_domino.kinds.head import CorrectionHead
 from hf_domino.kinds.kind import Kind
 
@@ -69,7 +69,7 @@ class DominoDraftModel(PushesItsCard, PreTrainedModel):
     supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
     prefix_gru: PrefixGRU  # of Domino
-    embed_proj: CorrectionProjection
+    embed_proj: nn.Sequential
 
     def __init__(self, config: DominoConfig):
         config.check()  # `from_pretrained` sets fields after it has built the configuration

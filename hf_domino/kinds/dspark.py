@@ -89,7 +89,8 @@ class MarkovHead(nn.Module, CorrectionHead):
 
     def __init__(self, config: DominoConfig):
         super().__init__()
-        self.rank, self.hidden_size = config.markov_rank, config.hidden_size
+        self.rank = self.state_size = config.markov_rank
+        self.hidden_size = config.hidden_size
         self.markov_w1 = nn.Embedding(config.vocab_size, self.rank)
         self.markov_w2 = ZeroLinear(self.rank, config.draft_width, bias=False)
 
@@ -106,10 +107,6 @@ class MarkovHead(nn.Module, CorrectionHead):
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings `[..., R]` of tokens, on the head's device."""
         return self.table(token_ids.to(self.table.weight.device))
-
-    def initial_state(self, num_rows: int) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        return self.table.weight.new_zeros(num_rows, self.table.embedding_dim)
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]; it does not look at them."""
@@ -151,11 +148,7 @@ class RecurrentMarkovHead(MarkovHead):
 
     def __init__(self, config: DominoConfig):
         super().__init__(config)
-        self.joint_proj = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank)
-
-    def initial_state(self, num_rows: int) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        return self.joint_proj.weight.new_zeros(num_rows, 2 * self.rank)
+        self.joint_proj, self.state_size = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank), 2 * self.rank
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]."""

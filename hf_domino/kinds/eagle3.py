@@ -48,8 +48,7 @@ class EntryAttention(nn.Module):
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
-        queries, keys = (rotate(self._heads(proj(read)), *rotary) for proj in (self.q_proj, self.k_proj))
-        attended = attend(queries, keys, self._heads(self.v_proj(read)))
+        attended = attend(rotate(self._heads(self.q_proj(read)), *rotary), *self.project(read, rotary))
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -254,7 +253,9 @@ class _SideBySide:
         self._keys, self._values = torch.cat((self._keys, keys), dim=2), torch.cat((self._values, values), dim=2)
         own = torch.eye(keys.shape[2], dtype=torch.bool, device=keys.device).expand(len(keys), -1, -1)
         self._sees = torch.cat((self._sees, own), dim=2)
-        return _attention(queries, self._keys, self._values, self._sees)
+        keys, values = self._keys.to(self._values.dtype), self._values  # of one dtype under autocast, too
+        queries = queries.to(values.dtype)
+        return F.scaled_dot_product_attention(queries, keys, values, self._sees[:, None], enable_gqa=True)
 
 
 class _Branches(Branches):
@@ -284,9 +285,3 @@ class _Branches(Branches):
             keys, values = torch.cat((self._keys, keys), dim=2), torch.cat((self._values, values), dim=2)
         self._keys, self._values = keys, values
         return self._cache.attend_behind(queries, keys, values, self._sees)
-
-
-def _attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
-    """Attention `[B, A, E, D]` under a mask `[B, E, S]` bool."""
-    queries, keys = queries.to(values.dtype), keys.to(values.dtype)  # of one dtype under autocast, too
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=sees[:, None], enable_gqa=True)

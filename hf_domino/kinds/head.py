@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 class CorrectionHead(ABC):
     """The scores of a position behind the tokens chosen before it."""
 
+    state_size: int  # G
     # Of Domino's, whose input products can be kept by token, and which kernels know.
     gru: Any = None
-    projection: Any = None
+    project_state: Any = None
 
     @property
     @abstractmethod
     def up(self) -> nn.Linear:
         """The layer of W2, `[D, R]`."""
 
-    @abstractmethod
     def initial_state(self, num_rows: int) -> torch.Tensor:
         """The zero state `[N, G]` that every block starts from."""
+        return self.up.weight.new_zeros(num_rows, self.state_size)
 
     @abstractmethod
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:

@@ -99,7 +99,11 @@ DFLASH = {"projector_type": "dflash"}
     ("fields", "options", "said"),
     [
         ({}, {"format": "gguf"}, "format must be one of specforge, speculators, got 'gguf'. save_pretrained writes"),
-        ({}, {"format": "speculators"}, "projector_type must be one of dflash, dspark, dflash2 .* got 'domino'. Use format="),
+        (
+            {},
+            {"format": "speculators"},
+            "projector_type must be one of dflash, dspark, dflash2 .* got 'domino'. Use format=",
+        ),
         (DFLASH | WINDOWS, {"format": "speculators"}, "sliding_window must be None .* got 8. Use format="),
         (DFLASH | {"target_layer_ids": [1, 3]}, {"format": "speculators"}, "target_layer_ids must be .*Use format="),
         ({}, {"dtype": "int8"}, "dtype must be one of .* got 'int8'"),

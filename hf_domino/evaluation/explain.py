@@ -34,6 +34,7 @@ from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
 from hf_domino.target.view import TargetModel
+from hf_domino.training.evidence.acceptance import chosen_logits
 
 
 @dataclass(frozen=True)
@@ -210,17 +211,13 @@ def _draft_logits(
     seen: Prefixes,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits and corrected ones of each node, `[N, D]`, with the tokens before it on its path read."""
-    depths = tree.depths[0, 1:] - 1
-    base_logits = drafter.kind.logits(target, draft_hidden.to(depths.device))[0, depths]
-    if (head := drafter.head) is None:
-        return base_logits, base_logits
-    narrowed = head.narrow(base_logits)
-    read = seen.ids[1:, prefixes.lengths[0] - 1 : -1]  # [N, C], from the anchor on
-    draft_hidden, depths = draft_hidden[:, : read.shape[1]], depths.to(draft_hidden.device)
-    states = head.read(target, read, draft_hidden.expand(len(read), -1, -1))[torch.arange(len(read)), depths]
-    corrections = head.expand(head.activate(head.project_hidden(draft_hidden)[0, depths], states)).to(base_logits)
-    is_corrected = tree.depths[0, 1:, None] > drafter.config.pure_draft_prefix_len
-    return base_logits, torch.where(is_corrected, narrowed + corrections, narrowed)
+    depths, states = (tree.depths[0, 1:] - 1).to(draft_hidden.device), None
+    if (head := drafter.head) is not None:
+        read = seen.ids[1:, prefixes.lengths[0] - 1 : -1]  # [N, C], from the anchor on
+        known = draft_hidden[:, : read.shape[1]].expand(len(read), -1, -1)
+        states = head.read(target, read, known)[torch.arange(len(read)), depths]
+    is_corrected = depths >= drafter.config.pure_draft_prefix_len
+    return chosen_logits(drafter, target, draft_hidden[0, depths], states, is_corrected)
 
 
 def _probs(law: TokenLaw, prefixes: Prefixes, seen: Prefixes, logits: torch.Tensor) -> torch.Tensor:

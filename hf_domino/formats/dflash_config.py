@@ -50,7 +50,7 @@ DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
 PROJECTOR_TYPES = {name: name for name in HEADS} | {"causal_v5": "domino"}  # theirs -> ours
-WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # classes of others than Domino and DFlash
+WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
 MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
@@ -108,9 +108,9 @@ def projector_type_of(stored: StoredConfig) -> str:
 
 
 def _stored(config: DominoConfig) -> dict[str, Any]:
-    """Write it as the releases are: sizes and conventions of the block at the top, the drafter's own fields inside.
+    """Write it as the releases are: sizes and the block at the top, the drafter's own fields inside.
 
-    DSpark's are all at the top, as DeepSpec's are; of DFlash 2 the block's size is inside, too, as z-lab's is.
+    DeepSpec has all of DSpark's at the top, and z-lab the size of DFlash 2's block inside, too.
     """
     kind, section = config.projector_type, stored_head(config)
     section |= {"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids}
@@ -155,21 +155,11 @@ DFLASH_CONFIG = Format(
 
 def _fields_of_muse(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(stored, SECTION)
-    refuse_unread(stored)
-    drafter = decoder_of(stored)
     vocab_size = stored.get("vocab_size") or decoder_of({"model_type": MUSE_TARGET_TYPE}).vocab_size
-    fields = backbone_fields(stored) | head_fields(stored, "dflash")
+    fields = _fields(decoder_of(stored).to_dict() | stored | {"vocab_size": vocab_size})
     if "layer_types" in fields:
         fields |= {"sliding_window": fields["sliding_window"] + 1, "sliding_window_non_causal": True}
-    return fields | {
-        "vocab_size": vocab_size,
-        "block_size": drafter.block_size,
-        "mask_token_id": drafter.mask_token_id,
-        "num_target_layers": None,
-        "target_layer_ids": drafter.target_layer_ids,
-        "projector_type": "dflash",
-        "shift_label": predicts_next(stored, False),
-    }
+    return fields
 
 
 MUSE_GLIMMER = Format(

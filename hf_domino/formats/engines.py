@@ -3,9 +3,9 @@
 Read in the engines' own code: `speculative/{dflash_utils,domino_utils,dflash_worker_v2}.py` and `models/dflash.py` of
 SGLang 0.5.20 to 0.5.23; `transformers_utils/configs/speculators/`, `model_executor/models/qwen3_dflash.py` and
 `v1/worker/gpu/spec_decode/dflash/` of vLLM 0.32.0 and 0.33.0, which `serving` has more of; `dflash/model.py` of z-lab's
-dflash 0.1.0. For DSpark and DFlash 2 `speculative/dspark_components/dspark_config.py` and `models/dspark.py` of
-SGLang's main branch and its pull request 35371; `model_executor/models/qwen3_{dspark,dflash2}.py` of vLLM's (0302ff4,
-030da62).
+dflash 0.1.0. For DSpark and DFlash 2 `speculative/dspark_components/dspark_config.py` and
+`models/dspark.py` of SGLang's main branch and its pull request 35371;
+`model_executor/models/qwen3_{dspark,dflash2}.py` of vLLM's (0302ff4, 030da62).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Engine:
     name: str  # in flags
     title: str  # with the versions that the rules were read in
     reads: tuple[Format, ...]
-    command: Template  # that starts it, of $target, $drafter, $method, $METHOD and $num_draft_tokens
+    command: Template  # that starts it, of $target, $drafter, $method and $num_draft_tokens
     rules: tuple[Rule, ...]
     note: str  # its requirements of target and machine, and differences from hf_domino
     plugin: str | None = None  # that it needs for Domino, and for DFlash with shift_label

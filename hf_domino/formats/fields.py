@@ -45,7 +45,10 @@ UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "ca
 HEADS: dict[str, tuple[str, ...]] = {
     "dflash": (),
     "domino": ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len"),
-    "dspark": ("markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov"),
+    "dspark": (
+        *("markov_rank", "markov_head_type"),
+        *("enable_confidence_head", "confidence_head_with_markov"),
+    ),
     "dflash2": ("selector_rank", "selector_top_k"),
 }
 TOLD = {"dflash": 0, "domino": 2, "dspark": 1, "dflash2": 2}

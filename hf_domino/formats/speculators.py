@@ -39,7 +39,7 @@ from hf_domino.kinds.kind import OF_BLOCKS
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
 DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
-# Kinds that are read, with the defaults of their own classes; and classes of those that are written.
+# Kinds that are read, with defaults of their own classes; and classes of what is written.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "domino": {"gru_hidden_dim": 1024, "emb_dim": 256, "pure_draft_prefix_len": 1},
     "dspark": {},
@@ -51,7 +51,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "dflash": {},
 }
-WRITTEN = {"dflash": "DFlashDraftModel", "dspark": "DSparkSpeculator", "dflash2": "DFlash2DraftModel"}
+WRITTEN = {
+    "dflash": "DFlashDraftModel",
+    "dspark": "DSparkSpeculator",
+    "dflash2": "DFlash2DraftModel",
+}
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
@@ -101,7 +105,11 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
     kind = config.projector_type
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
     wrong = {
-        "projector_type": (kind not in WRITTEN, f"one of {', '.join(WRITTEN)}", "its Domino is pull request 773"),
+        "projector_type": (
+            kind not in WRITTEN,
+            f"one of {', '.join(WRITTEN)}",
+            "its Domino is pull request 773",
+        ),
         "sliding_window": (config.has_sliding_layers, "None", "which counts windows in two ways"),
         "target_layer_ids": (reads_last, "without the last layer", "which reads it before the final norm"),
     }

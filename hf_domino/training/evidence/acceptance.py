@@ -102,11 +102,8 @@ def accept_lengths(
         hidden, states = draft_blocks(drafter, target, blocks, seen)
         labels, _ = block_labels(blocks, config, loss_decay=1.0)
         positions = (block_positions(piece, config.block_size) + 1 - config.label_offset).flatten()
-        base, corrected = draft_logits(drafter, target, hidden, states, is_corrected)
-        if (head := drafter.head) is not None:
-            corrected = corrected + (head.narrow(base) - base)
         choices = []
-        for logits in (base, corrected):
+        for logits in chosen_logits(drafter, target, hidden, states, is_corrected):
             scores = logits.flatten(0, 2)
             if penalty not in (None, 1.0):  # which `generate` applies to drafts too, by the tokens before each position
                 before = torch.arange(input_ids.shape[1], device=input_ids.device) < positions[:, None]  # [M, S]
@@ -118,6 +115,12 @@ def accept_lengths(
         is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
         lengths.append(accepted_runs(is_correct, config.label_offset) + 1)
     return torch.cat(lengths, dim=1)
+
+
+def chosen_logits(drafter: DominoDraftModel, target: TargetModel, *positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Base logits and those that drafts are chosen by: of `draft_logits`, less what a head leaves out."""
+    base, corrected = draft_logits(drafter, target, *positions)
+    return base, corrected if drafter.head is None else corrected + (drafter.head.narrow(base) - base)
 
 
 def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:

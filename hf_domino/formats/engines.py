@@ -4,13 +4,13 @@ Read in the engines' own code: `speculative/{dflash_utils,domino_utils,dflash_wo
 SGLang 0.5.20 to 0.5.23; `transformers_utils/configs/speculators/`, `model_executor/models/qwen3_dflash.py` and
 `v1/worker/gpu/spec_decode/dflash/` of vLLM 0.32.0 and 0.33.0, which `serving` has more of; `dflash/model.py` of z-lab's
 dflash 0.1.0. For DSpark and DFlash 2 `speculative/dspark_components/dspark_config.py` and
-`models/dspark.py` of SGLang's main branch and its pull request 35371;
+`models/{dflash,dspark}.py` of SGLang after its pull request 35371;
 `model_executor/models/qwen3_{dspark,dflash2}.py` of vLLM's (0302ff4, 030da62).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -23,6 +23,7 @@ from hf_domino.formats.fields import HEADS, Format, StoredConfig, merged, sectio
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
 from hf_domino.formats.speculators import SECTION as LAYER_SECTION
+from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS
 
 DOMINO, DFLASH, DSPARK, DFLASH2 = ("domino",), ("dflash",), ("dspark",), ("dflash2",)
 
@@ -78,6 +79,11 @@ def _ordered(engine: str, kinds: tuple[str, ...], is_shifted: bool = False) -> R
     return Rule(names, f"{is_shifted} ({' or '.join(kinds)})", lambda value: bool(value) == is_shifted, why, kinds)
 
 
+def _without(names: Collection[str], kinds: Collection[str]) -> Iterator[Rule]:
+    for name in names:
+        yield Rule((name,), "absent", lambda value: not value, "It does not read it of this kind.", kinds)
+
+
 _ACTIVATION = Rule(("hidden_act",), "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
 
 SGLANG = Engine(
@@ -106,6 +112,9 @@ SGLANG = Engine(
         ),
         _ordered("SGLang", DFLASH + DFLASH2),
         _ordered("SGLang", DSPARK, is_shifted=True),
+        *_without([CONVOLUTION], DSPARK),
+        *_without(["input_embedding_scale"], tuple(HEADS)),
+        *_without(["output_multiplier", "final_logit_softcapping"], DOMINO + DFLASH + DSPARK),
         _ACTIVATION,
     ),
     note="Domino: a CUDA device, target in bfloat16 without added vocabulary, no data-parallel attention, greedy "
@@ -128,6 +137,8 @@ VLLM = Engine(
             DFLASH,
         ),
         _ordered("vLLM", DFLASH2),
+        *_without(OF_BLOCKS, DOMINO + DFLASH + DSPARK),
+        Rule((CONVOLUTION,), "given", bool, "It has no DFlash 2 without convolutions.", DFLASH2),
         Rule((KIND,), "absent", lambda value: not value, "It reads z-lab's layout. Export as specforge.", DFLASH2),
         Rule(
             ("markov_head_type",),
@@ -151,6 +162,7 @@ ZLAB = Engine(
     rules=(
         Rule(("projector_type",), "'dflash'", lambda value: False, "It has no other kind.", DOMINO + DSPARK + DFLASH2),
         _ordered("It", DFLASH),
+        *_without(OF_BLOCKS, DFLASH),
         Rule(
             ("num_target_layers",),
             "given",

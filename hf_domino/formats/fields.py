@@ -131,15 +131,6 @@ def stored_head(config: DominoConfig) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 
-def refuse_for_engines(config: DominoConfig) -> None:
-    """Refuse what the layouts that we write for engines have no field for."""
-    has_own, remedy = config.projector_type == "dflash2", "save_pretrained writes hf_domino's own."
-    for name in OF_BLOCKS:
-        value, is_needed = getattr(config, name), has_own and name == OF_BLOCKS[0]
-        if value is None if is_needed else value is not None and not has_own:
-            raise refusal(f"{name} of a drafter for engines", "given" if is_needed else None, value, remedy)
-
-
 def classes_of(stored: StoredConfig) -> set[str]:
     """List the classes that a configuration names."""
     classes = stored.get("architectures") or []

@@ -34,7 +34,7 @@ from hf_domino.formats.fields import (
     stored_backbone,
     stored_head,
 )
-from hf_domino.kinds.kind import OF_BLOCKS
+from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
@@ -113,6 +113,10 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
         "sliding_window": (config.has_sliding_layers, "None", "which counts windows in two ways"),
         "target_layer_ids": (reads_last, "without the last layer", "which reads it before the final norm"),
     }
+    for name in OF_BLOCKS:
+        is_there, has_some = getattr(config, name) is not None, kind == "dflash2"
+        is_wrong = is_there != has_some if name == CONVOLUTION else is_there and not has_some
+        wrong[name] = is_wrong, "given for DFlash 2 alone", "as its classes are"
     for name, (is_wrong, expected, why) in wrong.items():
         if is_wrong:
             expected = f"{expected} for format='speculators' ({why})"

@@ -176,7 +176,8 @@ EXPORTED += [("gated behind the anchor", layout, {}) for layout in ("specforge",
 EXPORTED += [("vanilla", "specforge", WINDOWED), ("rnn", "speculators", {"enable_confidence_head": True})]
 SCALED = {"output_multiplier": 0.5, "final_logit_softcapping": 4.0, "input_embedding_scale": 1.5}
 EXPORTED += [("selector behind the anchor", layout, SCALED) for layout in ("specforge", "speculators")]
-EXPORTED += [("selector", "specforge", WINDOWED)]
+EXPORTED += [("selector", "specforge", WINDOWED), ("selector", "specforge", {"conv_kernel_size": None})]
+EXPORTED += [("vanilla", "specforge", {"conv_kernel_size": 3, "conv_group_size": 8} | SCALED)]
 
 
 # What a drafter is, whoever stores it.
@@ -209,11 +210,14 @@ def test_exported_and_loaded_they_draft_as_before(tiny_qwen3, tmp_path, kind, la
     assert json.loads((tmp_path / "config.json").read_text()) == stored_config(again.config, layout, torch.float32)
 
 
-def test_what_no_layout_holds_is_refused(tiny_qwen3, tmp_path):
-    with pytest.raises(ValueError, match="conv_kernel_size of a drafter for engines must be given, got None"):
-        build(tiny_qwen3, "selector", conv_kernel_size=None).export(tmp_path)
-    with pytest.raises(ValueError, match="conv_kernel_size of a drafter for engines must be None, got 2"):
-        build(tiny_qwen3, "vanilla", conv_kernel_size=2, conv_group_size=8).export(tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [("selector", "conv_kernel_size", None), ("vanilla", "conv_kernel_size", 2), ("gated", "output_multiplier", 0.5)],
+)
+def test_what_only_dflash2_has_in_the_layout_of_speculators(tiny_qwen3, tmp_path, kind, field, value):
+    drafter = build(tiny_qwen3, kind, **{field: value, "conv_group_size": 8})
+    with pytest.raises(ValueError, match=f"{field} must be given for DFlash 2 alone .* got {value}. Use format="):
+        drafter.export(tmp_path, "speculators")
     assert not any(tmp_path.iterdir())
 
 

@@ -146,6 +146,8 @@ class GatedMarkovHead(MarkovHead):
 class RecurrentMarkovHead(MarkovHead):
     """A state along the block, s, beside which that of the interface holds o: what W2 reads at the position."""
 
+    read = CorrectionHead.read  # from the start, token by token
+
     def __init__(self, config: DominoConfig):
         super().__init__(config)
         self.joint_proj, self.state_size = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank), 2 * self.rank
@@ -158,18 +160,7 @@ class RecurrentMarkovHead(MarkovHead):
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
     ) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return self._advance(self.embed(token_ids), states, part)
-
-    def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        states = [self.initial_state(len(token_ids))]
-        for embeds, part in zip(
-            self.embed(token_ids).unbind(1), self.project_hidden(draft_hidden).unbind(1), strict=True
-        ):
-            states.append(self._advance(embeds, states[-1], part))
-        return torch.stack(states[1:], dim=1)
-
-    def _advance(self, embeds: torch.Tensor, states: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        embeds = self.embed(token_ids)
         before = states[..., : self.rank]
         joint = part + F.linear(torch.cat((before, embeds), dim=-1), self.joint_proj.weight[:, : 2 * self.rank])
         gate, candidate, output = joint.chunk(3, dim=-1)

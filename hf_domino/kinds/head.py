@@ -47,9 +47,12 @@ class CorrectionHead(ABC):
     ) -> torch.Tensor:
         """Read a token `[N]` before positions of these parts: the states before `[N, G]` to those with them."""
 
-    @abstractmethod
     def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
         """Read known tokens `[N, T]` from the start, each before a position `[N, T, H]`: states `[N, T, G]`."""
+        states = [self.initial_state(len(token_ids))]
+        for tokens, part in zip(token_ids.unbind(1), self.project_hidden(draft_hidden).unbind(1), strict=True):
+            states.append(self.step(target, tokens, states[-1], part))
+        return torch.stack(states[1:], dim=1)
 
     @abstractmethod
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", help="its target, whose rows of lm_head speculators stores with a draft vocabulary")
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     parser.add_argument(
-        "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators holds DFlash alone"
+        "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators holds no Domino"
     )
     parser.add_argument("--engine", choices=ENGINE_NAMES, help="write only what this engine takes")
     parser.add_argument("--dtype", **DTYPE, default="bfloat16", help="dtype of the weights")
@@ -45,10 +45,14 @@ def run(options: argparse.Namespace) -> None:
         target = AutoTarget.from_pretrained(find_target(options.target), dtype="auto")
     written, config = drafter.export(options.output, target=target, **given), drafter.config
     print(f"{written.folder}: {', '.join(written.files)} ({written.format})")
+    is_dspark = config.projector_type == "dspark"
+    method = "dspark" if is_dspark else "dflash"  # as which engines run Domino and DFlash 2, too
     names = {
+        "method": method,
+        "METHOD": method.upper(),
         "target": name if is_hub_name(name := config.target_name) else "TARGET",  # of a folder no path is recorded
         "drafter": str(written.folder),
-        "num_draft_tokens": config.block_size - 1,
+        "num_draft_tokens": config.num_draft_tokens if is_dspark else config.block_size - 1,
     }
     for name, reasons in written.refusals.items():
         if not reasons:

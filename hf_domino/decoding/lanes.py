@@ -191,7 +191,7 @@ class DominoLanes(Lanes):
         logits, head = self._logits[:, depth, None], self._head
         if head is not None and depth >= self._drafter.config.pure_draft_prefix_len:
             if self._is_fused and self._pool is not None:
-                up_weight, state_part = head.up.weight, head.projection.project_state(self._states)
+                up_weight, state_part = head.up.weight, head.project_state(self._states)
                 columns = self._pool.columns[:, depth]
                 logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
             else:

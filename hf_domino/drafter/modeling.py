@@ -28,7 +28,7 @@ from hf_domino.formats.loading import check_finite, translate
 from hf_domino.formats.standalone import write_bundle
 from hf_domino.kinds.backbone import ZeroLinear
 from hf_domino.kinds.context import ContextCache
-from hf_domino.kinds.domino import CorrectionProjection, PrefixGRU
+from hf_domino.kinds.domino import PrefixGRU
 from hf_domino.kinds.head import CorrectionHead
 from hf_domino.kinds.kind import Kind
 
@@ -66,7 +66,7 @@ class DominoDraftModel(PreTrainedModel):
     supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
     prefix_gru: PrefixGRU  # of Domino
-    embed_proj: CorrectionProjection
+    embed_proj: nn.Sequential
 
     def __init__(self, config: DominoConfig):
         config.check()  # `from_pretrained` sets fields after it has built the configuration
@@ -214,8 +214,8 @@ class DominoDraftModel(PreTrainedModel):
 
         Args:
             folder (`str` or `PathLike`): Where to write; a checkpoint in it is an error unless `overwrite=True`.
-            format (`str`, *optional*, defaults to `"specforge"`): The layout of SpecForge and of z-lab's DFlash, which
-                SGLang and vLLM read, or `"speculators"` (DFlash alone).
+            format (`str`, *optional*, defaults to `"specforge"`): The layouts that SGLang and vLLM read, of SpecForge,
+                z-lab and, for DSpark, DeepSpec; or `"speculators"` (no Domino).
             options: `engine`, the name of one that must take the folder (`"sglang"`, `"vllm"`, `"dflash"`); `dtype` of
                 the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`); `target`, of
                 which speculators' format holds rows of lm_head where there is a draft vocabulary.

@@ -9,7 +9,7 @@ Shapes: T tokens so far, C depths, N proposals, H hidden size, V vocabulary, D t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,6 +34,7 @@ from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
 from hf_domino.target.view import TargetModel
+from hf_domino.training.evidence.acceptance import chosen_logits
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,10 @@ def _explain(
     _, captured = runner.prefill(input_ids[:, :-1])
     runner.begin([0])
     drafter.config.kind.refuse_what_it_lacks("explain_round")
-    draft_hidden = draft_behind(drafter, target, input_ids, captured, torch.tensor([input_ids.shape[1] - 1]))
+    features = None if captured is None else drafter.fuse_context([states.to(drafter.device) for states in captured])
+    anchor, first = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device), drafter.config.label_offset
+    blocks = drafter.kind.draft_blocks(target, input_ids, features, anchor)[0]  # [1, K, H]
+    draft_hidden = blocks[:, first : first + drafter.config.num_draft_tokens]
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session, chances = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state()), None
     if size is None or why_chain(runner, session, Rule(law, do_sample=False)) is not None:
@@ -198,20 +202,6 @@ def _explain(
     )
 
 
-def draft_behind(
-    drafter: DominoDraftModel,
-    target: TargetModel,
-    input_ids: torch.Tensor,
-    captured: Sequence[torch.Tensor] | None,
-    anchors: torch.Tensor,
-) -> torch.Tensor:
-    """Draft hidden states `[N, C, H]` of the positions that predict, in blocks at anchors `[N]` of a text `[1, T]`."""
-    features = None if captured is None else drafter.fuse_context([states.to(drafter.device) for states in captured])
-    blocks = drafter.kind.draft_blocks(target, input_ids, features, anchors[None].to(input_ids.device))[0]  # [N, K, H]
-    first = drafter.config.label_offset
-    return blocks[:, first : first + drafter.config.num_draft_tokens]
-
-
 def _draft_logits(
     drafter: DominoDraftModel,
     target: TargetModel,
@@ -221,17 +211,13 @@ def _draft_logits(
     seen: Prefixes,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits and corrected ones of each node, `[N, D]`, with the tokens before it on its path read."""
-    depths = tree.depths[0, 1:] - 1
-    base_logits = drafter.kind.logits(target, draft_hidden.to(depths.device))[0, depths]
-    if (head := drafter.head) is None:
-        return base_logits, base_logits
-    narrowed = head.narrow(base_logits)
-    read = seen.ids[1:, prefixes.lengths[0] - 1 : -1]  # [N, C], from the anchor on
-    draft_hidden, depths = draft_hidden[:, : read.shape[1]], depths.to(draft_hidden.device)
-    states = head.read(target, read, draft_hidden.expand(len(read), -1, -1))[torch.arange(len(read)), depths]
-    corrections = head.expand(head.activate(head.project_hidden(draft_hidden)[0, depths], states)).to(base_logits)
-    is_corrected = tree.depths[0, 1:, None] > drafter.config.pure_draft_prefix_len
-    return base_logits, torch.where(is_corrected, narrowed + corrections, narrowed)
+    depths, states = (tree.depths[0, 1:] - 1).to(draft_hidden.device), None
+    if (head := drafter.head) is not None:
+        read = seen.ids[1:, prefixes.lengths[0] - 1 : -1]  # [N, C], from the anchor on
+        known = draft_hidden[:, : read.shape[1]].expand(len(read), -1, -1)
+        states = head.read(target, read, known)[torch.arange(len(read)), depths]
+    is_corrected = depths >= drafter.config.pure_draft_prefix_len
+    return chosen_logits(drafter, target, draft_hidden[0, depths], states, is_corrected)
 
 
 def _probs(law: TokenLaw, prefixes: Prefixes, seen: Prefixes, logits: torch.Tensor) -> torch.Tensor:

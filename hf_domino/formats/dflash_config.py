@@ -26,20 +26,20 @@ from hf_domino.formats.fields import (
     CODEBOOKS,
     CORRECT_IT,
     DECODER_SIZES,
-    SELECTOR,
+    HEADS,
     Format,
     StoredConfig,
     backbone_fields,
     classes_of,
     decoder_of,
-    fields_of_blocks,
-    markov_fields,
+    head_fields,
     merged,
     predicts_next,
     refuse_unread,
     required,
     section_of,
     stored_backbone,
+    stored_head,
     window_fields,
 )
 
@@ -49,8 +49,8 @@ DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
-PROJECTOR_TYPES = {name: name for name in ("domino", "dflash", "dspark", "dflash2")}  # theirs -> ours
-PROJECTOR_TYPES["causal_v5"] = "domino"
+PROJECTOR_TYPES = {name: name for name in HEADS} | {"causal_v5": "domino"}  # theirs -> ours
+WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
 MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
@@ -73,21 +73,11 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": stored.get("num_target_layers"),
         "target_layer_ids": stored.get("target_layer_ids"),
-        "projector_type": _projector_type(stored),
+        "projector_type": projector_type_of(stored),
         "shift_label": predicts_next(stored, is_next),
         "target_config_digest": stored.get("target_config_digest"),
     }
-    fields |= _window_fields(stored, fields) | fields_of_blocks(stored)
-    if fields["projector_type"] == "dspark":
-        fields |= markov_fields(stored)
-    if fields["projector_type"] == "dflash2":
-        required(stored, *SELECTOR)
-    if fields["projector_type"] == "domino":
-        names = ("emb_dim", "gru_hidden_dim")
-        required(stored, *names)
-        fields |= {name: stored[name] for name in names}
-        fields["pure_draft_prefix_len"] = stored.get("pure_draft_prefix_len", 0)
-    return fields
+    return fields | _window_fields(stored, fields) | head_fields(stored, fields["projector_type"])
 
 
 def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
@@ -101,11 +91,11 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
     return window_fields(types, window, non_causal)
 
 
-def _projector_type(stored: StoredConfig) -> str:
-    """Read our `projector_type`; the class tells it if the field is absent."""
+def projector_type_of(stored: StoredConfig) -> str:
+    """Read our `projector_type`; the class or a head's field tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
     told = "domino" if is_domino else "dspark" if stored.get("markov_rank") else "dflash"
-    if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get(SELECTOR[0]):
+    if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
         told = "dflash2"
     given = stored.get("projector_type") or told
     if given not in PROJECTOR_TYPES:
@@ -118,25 +108,32 @@ def _projector_type(stored: StoredConfig) -> str:
 
 
 def _stored(config: DominoConfig) -> dict[str, Any]:
-    """Write it as the releases are: sizes and conventions of the block at the top, the drafter's own fields inside."""
-    section: dict[str, Any] = {"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids}
+    """Write it as the releases are: sizes and the block at the top, the drafter's own fields inside.
+
+    DeepSpec has all of DSpark's at the top, and z-lab the size of DFlash 2's block inside, too.
+    """
+    kind, section = config.projector_type, stored_head(config)
+    section |= {"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids}
     top = stored_backbone(config) | {
-        "architectures": [DFLASH_CLASS],
+        "architectures": [WRITTEN.get(kind, DFLASH_CLASS)],
         "block_size": config.block_size,
         "num_target_layers": config.num_target_layers,
     }
     if config.has_sliding_layers and config.sliding_window_non_causal:
         # Sliding layers are causal in their block where nothing is said; SGLang reads the one, vLLM the other.
         top["is_causal"] = section["causal"] = False
-    if config.projector_type == "domino":
-        names = ("projector_type", "pure_draft_prefix_len", "emb_dim", "gru_hidden_dim", "shift_label")
-        section |= {name: getattr(config, name) for name in names}
+    if kind == "domino":
+        section |= {"projector_type": kind, "shift_label": config.shift_label}
         top["emb_dim"] = config.emb_dim
+    elif kind == "dspark":
+        section["sample_from_anchor"] = config.shift_label
     elif config.shift_label:
         section["shift_label"] = True  # ours to read; the others know only the releases' convention
+    if kind == "dflash2":
+        section["block_size"] = config.block_size
     if config.target_config_digest is not None:
         top["target_config_digest"] = config.target_config_digest  # ours to compare
-    return top | {SECTION: section}
+    return top | (section if kind == "dspark" else {SECTION: section})
 
 
 DFLASH_CONFIG = Format(
@@ -158,21 +155,11 @@ DFLASH_CONFIG = Format(
 
 def _fields_of_muse(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(stored, SECTION)
-    refuse_unread(stored)
-    drafter = decoder_of(stored)
     vocab_size = stored.get("vocab_size") or decoder_of({"model_type": MUSE_TARGET_TYPE}).vocab_size
-    fields = backbone_fields(stored) | fields_of_blocks(stored)
+    fields = _fields(decoder_of(stored).to_dict() | stored | {"vocab_size": vocab_size})
     if "layer_types" in fields:
         fields |= {"sliding_window": fields["sliding_window"] + 1, "sliding_window_non_causal": True}
-    return fields | {
-        "vocab_size": vocab_size,
-        "block_size": drafter.block_size,
-        "mask_token_id": drafter.mask_token_id,
-        "num_target_layers": None,
-        "target_layer_ids": drafter.target_layer_ids,
-        "projector_type": "dflash",
-        "shift_label": predicts_next(stored, False),
-    }
+    return fields
 
 
 MUSE_GLIMMER = Format(

@@ -25,9 +25,9 @@ from hf_domino.target.compatibility import check_target
 from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
-D2T, T2D, W2 = "d2t", "t2d", "embed_proj.2.weight"  # tensors that are of the draft vocabulary
+D2T, T2D = "d2t", "t2d"  # tensors that are of the draft vocabulary
 OF_DRAFTED = (
-    W2,
+    "embed_proj.2.weight",
     "markov_head.markov_w2.weight",
     "candidate_selector.successor_codebook.weight",
     "lm_head.weight",
@@ -93,10 +93,10 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     ids = ids_of(found.pop(D2T))
     found[T2D] = t2d_of(ids, config.vocab_size)
     note = SPREAD.format(config.vocab_size, len(ids))
-    if W2 in found:
+    for name in found.keys() & OF_DRAFTED:
         note += UNLEARNED
-        rows = found[W2]
-        found[W2] = rows.mean(dim=0).repeat(config.vocab_size, 1).index_copy(0, ids, rows)
+        rows = found[name]
+        found[name] = rows.mean(dim=0).repeat(config.vocab_size, 1).index_copy(0, ids, rows)
     return found, f"{note}."
 
 

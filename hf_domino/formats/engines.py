@@ -3,26 +3,29 @@
 Read in the engines' own code: `speculative/{dflash_utils,domino_utils,dflash_worker_v2}.py` and `models/dflash.py` of
 SGLang 0.5.20 to 0.5.23; `transformers_utils/configs/speculators/`, `model_executor/models/qwen3_dflash.py` and
 `v1/worker/gpu/spec_decode/dflash/` of vLLM 0.32.0 and 0.33.0, which `serving` has more of; `dflash/model.py` of z-lab's
-dflash 0.1.0.
+dflash 0.1.0. For DSpark and DFlash 2 `speculative/dspark_components/dspark_config.py` and
+`models/{dflash,dspark}.py` of SGLang after its pull request 35371;
+`model_executor/models/qwen3_{dspark,dflash2}.py` of vLLM's (0302ff4, 030da62).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from string import Template
 from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.dflash_config import DFLASH_CONFIG
+from hf_domino.formats.dflash_config import DFLASH_CONFIG, projector_type_of
 from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
-from hf_domino.formats.fields import Format, StoredConfig, merged, section_of
+from hf_domino.formats.fields import HEADS, Format, StoredConfig, merged, section_of
 from hf_domino.formats.registry import format_of
+from hf_domino.formats.speculators import KIND, SPECULATORS
 from hf_domino.formats.speculators import SECTION as LAYER_SECTION
-from hf_domino.formats.speculators import SPECULATORS
+from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS
 
-DOMINO, DFLASH = ("domino",), ("dflash",)
+DOMINO, DFLASH, DSPARK, DFLASH2 = ("domino",), ("dflash",), ("dspark",), ("dflash2",)
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Rule:
     expected: str
     holds: Callable[[Any], bool]  # whether a value, None if absent, is as expected
     why: str  # what the engine does otherwise, and the way out
-    kinds: tuple[str, ...] = DOMINO + DFLASH  # the values of projector_type that it applies to
+    kinds: Collection[str] = tuple(HEADS)  # the values of projector_type that it applies to
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,15 @@ class Engine:
     name: str  # in flags
     title: str  # with the versions that the rules were read in
     reads: tuple[Format, ...]
-    command: Template  # that starts it, of $target, $drafter and $num_draft_tokens
+    command: Template  # that starts it, of $target, $drafter, $method and $num_draft_tokens
     rules: tuple[Rule, ...]
     note: str  # its requirements of target and machine, and differences from hf_domino
     plugin: str | None = None  # that it needs for Domino, and for DFlash with shift_label
 
     def plugin_for(self, config: DominoConfig) -> str | None:
         """Name the plugin that this drafter needs in the engine; None if it needs none."""
-        is_plain = config.projector_type == "dflash" and not config.shift_label
-        return None if is_plain else self.plugin
+        needs_it = config.projector_type == "domino" or (config.projector_type == "dflash" and config.shift_label)
+        return self.plugin if needs_it else None
 
 
 @dataclass(frozen=True)
@@ -67,12 +70,18 @@ class Unmet:
         return str(refusal(self.field, self.expected, self.value, self.why))
 
 
-def _not_shifted(engine: str) -> Rule:
+def _ordered(engine: str, kinds: tuple[str, ...], is_shifted: bool = False) -> Rule:
     why = (
-        f"{engine} reads a DFlash block's proposals from its second position on; drafts of this one would be one token "
-        "off, without an error. Train with shift_label: false."
+        f"{engine} reads proposals of such a block from its {'first' if is_shifted else 'second'} position on; drafts "
+        f"of this one would be one token off, without an error. Train with shift_label: {str(is_shifted).lower()}."
     )
-    return Rule(("shift_label", "sample_from_anchor"), "False (plain DFlash)", lambda value: not value, why, DFLASH)
+    names = "shift_label", "sample_from_anchor"
+    return Rule(names, f"{is_shifted} ({' or '.join(kinds)})", lambda value: bool(value) == is_shifted, why, kinds)
+
+
+def _without(names: Collection[str], kinds: Collection[str]) -> Iterator[Rule]:
+    for name in names:
+        yield Rule((name,), "absent", lambda value: not value, "It does not read it of this kind.", kinds)
 
 
 _ACTIVATION = Rule(("hidden_act",), "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
@@ -83,7 +92,7 @@ SGLANG = Engine(
     reads=(DFLASH_CONFIG,),
     command=Template(
         "sglang serve --model-path $target --dtype bfloat16 "
-        "--speculative-algorithm DFLASH --speculative-draft-model-path $drafter"
+        "--speculative-algorithm $METHOD --speculative-draft-model-path $drafter"
     ),
     rules=(
         Rule(
@@ -101,7 +110,11 @@ SGLANG = Engine(
             "Its Domino runs in bfloat16 alone, the target included. Export with dtype='bfloat16'.",
             DOMINO,
         ),
-        _not_shifted("SGLang"),
+        _ordered("SGLang", DFLASH + DFLASH2),
+        _ordered("SGLang", DSPARK, is_shifted=True),
+        *_without([CONVOLUTION], DSPARK),
+        *_without(["input_embedding_scale"], tuple(HEADS)),
+        *_without(["output_multiplier", "final_logit_softcapping"], DOMINO + DFLASH + DSPARK),
         _ACTIVATION,
     ),
     note="Domino: a CUDA device, target in bfloat16 without added vocabulary, no data-parallel attention, greedy "
@@ -113,7 +126,7 @@ VLLM = Engine(
     reads=(DFLASH_CONFIG, SPECULATORS),
     command=Template(
         "vllm serve $target --speculative-config "
-        """'{"method": "dflash", "model": "$drafter", "num_speculative_tokens": $num_draft_tokens}'"""
+        """'{"method": "$method", "model": "$drafter", "num_speculative_tokens": $num_draft_tokens}'"""
     ),
     rules=(
         Rule(
@@ -122,6 +135,17 @@ VLLM = Engine(
             lambda value: not value,
             "It reads a block's proposals from its second position on and refuses. Export as specforge.",
             DFLASH,
+        ),
+        _ordered("vLLM", DFLASH2),
+        *_without(OF_BLOCKS, DOMINO + DFLASH + DSPARK),
+        Rule((CONVOLUTION,), "given", bool, "It has no DFlash 2 without convolutions.", DFLASH2),
+        Rule((KIND,), "absent", lambda value: not value, "It reads z-lab's layout. Export as specforge.", DFLASH2),
+        Rule(
+            ("markov_head_type",),
+            "'vanilla'",
+            lambda value: value in (None, "vanilla"),
+            "It has no other head of DSpark. Train with markov_head_type: vanilla.",
+            DSPARK,
         ),
         _ACTIVATION,
     ),
@@ -136,8 +160,9 @@ ZLAB = Engine(
     reads=(DFLASH_CONFIG,),
     command=Template("dflash generate transformers --model $target --draft $drafter PROMPT"),
     rules=(
-        Rule(("projector_type",), "'dflash'", lambda value: False, "It has no Domino.", DOMINO),
-        _not_shifted("It"),
+        Rule(("projector_type",), "'dflash'", lambda value: False, "It has no other kind.", DOMINO + DSPARK + DFLASH2),
+        _ordered("It", DFLASH),
+        *_without(OF_BLOCKS, DFLASH),
         Rule(
             ("num_target_layers",),
             "given",
@@ -167,7 +192,7 @@ def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
         expected = " or ".join(format.name for format in engine.reads)
         return (Unmet("the format", expected, found and found.name, "Export it with another format."),)
     given = {**section_of(stored, LAYER_SECTION), **merged(stored, DFLASH_SECTION)}
-    kind = given.get("projector_type", "dflash")
+    kind = given.get(KIND) or projector_type_of(given)
     return tuple(
         Unmet(name, rule.expected, given.get(name), rule.why)
         for rule in engine.rules

@@ -24,7 +24,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
 from hf_domino.formats.engines import ENGINES, Unmet, unmet
-from hf_domino.formats.fields import StoredConfig, refuse_for_engines
+from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import shown
 from hf_domino.formats.source import CONFIG
 from hf_domino.formats.speculators import SPECULATORS
@@ -55,7 +55,6 @@ def stored_config(
     if format not in FORMATS:
         raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
     config.kind.refuse_what_it_lacks("export")
-    refuse_for_engines(config)
     described = deepcopy(config)
     described.dtype = dtype_of(dtype)
     write = FORMATS[format].stored
@@ -99,7 +98,10 @@ def export(
             logger.warning(message)
     if note:
         logger.warning(note)
-    tensors = {name: (t.to(dtype_of(dtype)) if t.is_floating_point() else t).contiguous() for name, t in own.items()}
+    tensors = {}
+    for name, tensor in own.items():
+        stored_as = name.replace("codebook.weight", "codebook")
+        tensors[stored_as] = (tensor.to(dtype_of(dtype)) if tensor.is_floating_point() else tensor).contiguous()
     check_writable(folder, "the folder to export to")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")

@@ -41,11 +41,21 @@ DECODER_FIELDS = (
 ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
 # What is done to the attention of other block drafters.
 UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal")
-MARKOV = ("markov_rank", "markov_head_type")  # fields of DSpark's head that are called the same everywhere
-SELECTOR = ("selector_rank", "selector_top_k")  # and of DFlash 2's
+# Fields of heads, which are called the same everywhere; and those of them that a file has to tell.
+HEADS: dict[str, tuple[str, ...]] = {
+    "dflash": (),
+    "domino": ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len"),
+    "dspark": (
+        *("markov_rank", "markov_head_type"),
+        *("enable_confidence_head", "confidence_head_with_markov"),
+    ),
+    "dflash2": ("selector_rank", "selector_top_k"),
+}
+TOLD = {"dflash": 0, "domino": 2, "dspark": 1, "dflash2": 2}
 CODEBOOKS = {
     f"{name}_codebook$": f"{name}_codebook.weight" for name in ("predecessor", "successor")
 }  # its matrices, as all others store them
+CONV_GROUP = "conv_group_size"
 LABELS = "num_labels"  # of a classifier; Transformers makes a list of as many
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -106,25 +116,19 @@ def predicts_next(stored: StoredConfig, default: bool) -> Any:
     return next(iter(said.values()), default)
 
 
-def markov_fields(stored: StoredConfig) -> dict[str, Any]:
-    """Read DSpark's fields; its tensors tell of a confidence head."""
-    required(stored, MARKOV[0])
-    return {name: stored[name] for name in MARKOV if stored.get(name) is not None}
+def head_fields(stored: StoredConfig, kind: str) -> dict[str, Any]:
+    """Read what a kind has behind its backbone's layers and around them; a cap of 0 is none."""
+    names = HEADS[kind]
+    required(stored, *names[: TOLD[kind]])
+    found = {name: stored[name] for name in names if stored.get(name) is not None}
+    found |= {name: stored[name] for name in (*OF_BLOCKS, CONV_GROUP) if stored.get(name)}
+    return found | ({"draft_pool_size": found[names[1]]} if kind == "dflash2" else {})
 
 
-def fields_of_blocks(stored: StoredConfig) -> dict[str, Any]:
-    """Read what is done around a block's layers, and DFlash 2's selector; a cap of 0 is none."""
-    names = (*OF_BLOCKS, "conv_group_size", *SELECTOR)
-    found = {name: stored[name] for name in names if stored.get(name)}
-    return found | ({"draft_pool_size": found[SELECTOR[1]]} if SELECTOR[1] in found else {})
-
-
-def refuse_for_engines(config: DominoConfig) -> None:
-    """Refuse what the layouts that we write for engines have no field for."""
-    remedy = "save_pretrained writes hf_domino's own."
-    for name in OF_BLOCKS:
-        if (value := getattr(config, name)) is not None:
-            raise refusal(f"{name} of a drafter for engines", None, value, remedy)
+def stored_head(config: DominoConfig) -> dict[str, Any]:
+    """Write what [`head_fields`] reads."""
+    names = (*HEADS[config.projector_type], *OF_BLOCKS, *([CONV_GROUP] if config.conv_kernel_size else []))
+    return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 
 def classes_of(stored: StoredConfig) -> set[str]:

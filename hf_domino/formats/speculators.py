@@ -25,32 +25,47 @@ from hf_domino.formats.fields import (
     Format,
     StoredConfig,
     backbone_fields,
-    fields_of_blocks,
-    markov_fields,
+    head_fields,
     merged,
     predicts_next,
     refuse_unread,
     required,
     section_of,
     stored_backbone,
+    stored_head,
 )
-from hf_domino.kinds.kind import OF_BLOCKS
+from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
-KINDS_READ = ("domino", "dspark", "dflash2", "dflash")
 DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
-GRU_HIDDEN_DIM, EMB_DIM, PREFIX_LEN = 1024, 256, 1  # and of its Domino class
-DFLASH2 = {"conv_kernel_size": 2, "selector_rank": 256, "selector_top_k": 16}
-DFLASH2["sliding_window_non_causal"] = True
+# Kinds that are read, with defaults of their own classes; and classes of what is written.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "domino": {"gru_hidden_dim": 1024, "emb_dim": 256, "pure_draft_prefix_len": 1},
+    "dspark": {},
+    "dflash2": {
+        "conv_kernel_size": 2,
+        "selector_rank": 256,
+        "selector_top_k": 16,
+        "sliding_window_non_causal": True,
+    },
+    "dflash": {},
+}
+WRITTEN = {
+    "dflash": "DFlashDraftModel",
+    "dspark": "DSparkSpeculator",
+    "dflash2": "DFlash2DraftModel",
+}
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    if stored[KIND] not in KINDS_READ:
-        raise refusal(KIND, f"one of {', '.join(KINDS_READ)}", stored[KIND], CANNOT_RUN)
+    if stored[KIND] not in DEFAULTS:
+        raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", stored[KIND], CANNOT_RUN)
     stored = merged(stored, "dflash_config")  # copies that are made for engines have both
-    kind = next(kind for kind in KINDS_READ if kind in (stored[KIND], stored.get("projector_type")))
-    stored = (DFLASH2 if kind == "dflash2" else {}) | stored
+    kind = next(kind for kind in DEFAULTS if kind in (stored[KIND], stored.get("projector_type")))
+    if "logits_correction_emb_dim" in stored:
+        stored["emb_dim"] = stored["logits_correction_emb_dim"]
+    stored = DEFAULTS[kind] | stored
     required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
     decoder = dict(section_of(stored, SECTION))
     if stored.get("layer_types"):  # they may stand beside the backbone
@@ -65,7 +80,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
             raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
         raise refusal("target_hidden_size", f"{fields['hidden_size']} ({SECTION}.hidden_size)", width, CANNOT_RUN)
-    fields |= fields_of_blocks(stored) | {
+    return fields | {
         "block_size": stored.get("block_size", BLOCK_SIZE),
         "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
@@ -73,16 +88,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
         "projector_type": kind,
         "shift_label": predicts_next(stored, not kind.startswith("dflash")),
+        **head_fields(stored, kind),
     }
-    if kind == "dspark":
-        fields |= markov_fields(stored)
-    if kind == "domino":
-        fields |= {
-            "emb_dim": stored.get("logits_correction_emb_dim", stored.get("emb_dim", EMB_DIM)),
-            "gru_hidden_dim": stored.get("gru_hidden_dim", GRU_HIDDEN_DIM),
-            "pure_draft_prefix_len": stored.get("pure_draft_prefix_len", PREFIX_LEN),
-        }
-    return fields
 
 
 def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
@@ -95,20 +102,29 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
 
 def _stored(config: DominoConfig) -> dict[str, Any]:
     """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
+    kind = config.projector_type
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
     wrong = {
-        "projector_type": (config.projector_type != "dflash", "'dflash'", "its Domino is not merged: pull request 773"),
+        "projector_type": (
+            kind not in WRITTEN,
+            f"one of {', '.join(WRITTEN)}",
+            "its Domino is pull request 773",
+        ),
         "sliding_window": (config.has_sliding_layers, "None", "which counts windows in two ways"),
         "target_layer_ids": (reads_last, "without the last layer", "which reads it before the final norm"),
     }
+    for name in OF_BLOCKS:
+        is_there, has_some = getattr(config, name) is not None, kind == "dflash2"
+        is_wrong = is_there != has_some if name == CONVOLUTION else is_there and not has_some
+        wrong[name] = is_wrong, "given for DFlash 2 alone", "as its classes are"
     for name, (is_wrong, expected, why) in wrong.items():
         if is_wrong:
             expected = f"{expected} for format='speculators' ({why})"
             raise refusal(name, expected, getattr(config, name), "Use format='specforge'.")
     proposals = {"proposal_type": "greedy", "speculative_tokens": config.num_draft_tokens}
     backbone = stored_backbone(config)
-    return {
-        "architectures": ["DFlashDraftModel"],
+    return stored_head(config) | {
+        "architectures": [WRITTEN[kind]],
         "aux_hidden_state_layer_ids": [layer + 1 for layer in config.target_layer_ids or ()],
         "block_size": config.block_size,
         "draft_vocab_size": config.draft_width,
@@ -116,12 +132,12 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
         "mask_token_id": config.mask_token_id,
         "sample_from_anchor": config.shift_label,
         "speculators_config": {
-            "algorithm": "dflash",
+            "algorithm": kind,
             "default_proposal_method": "greedy",
             "proposal_methods": [proposals],
             "verifier": {"name_or_path": config.target_name, "architectures": []},
         },
-        KIND: "dflash",
+        KIND: kind,
         SECTION: backbone,
     }
 

@@ -49,15 +49,13 @@ class RotaryTable:
 
     def __call__(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Cosines and sines `[B, T, D]` in fp32 of the absolute positions `[B, T]`."""
-        frequencies, scaling = self._on(position_ids.device)
+        device = position_ids.device
+        if device not in self._frequencies:
+            self._frequencies[device] = self._compute(device)
+        frequencies, scaling = self._frequencies[device]
         angles = position_ids[..., None].float() * frequencies
         angles = torch.cat((angles, angles), dim=-1)
         return angles.cos() * scaling, angles.sin() * scaling
-
-    def _on(self, device: torch.device) -> tuple[torch.Tensor, float]:
-        if device not in self._frequencies:
-            self._frequencies[device] = self._compute(device)
-        return self._frequencies[device]
 
     def _compute(self, device: torch.device) -> tuple[torch.Tensor, float]:
         rope = self.config.rope_parameters or {}

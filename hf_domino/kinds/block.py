@@ -69,7 +69,9 @@ class Block(Kind):
         mask, drafter = None, self.drafter
         if cache is not None:
             num_new = 0 if context_features is None else context_features.shape[1]
-            mask = _block_mask(cache.begin(len(noise_embeds), num_new, context_counts), noise_embeds)
+            visible = cache.begin(len(noise_embeds), num_new, context_counts)  # [B, S]
+            if visible is not None:  # of the context; and all of the block itself
+                mask = F.pad(visible, (0, noise_embeds.shape[1]), value=True)[:, None, None].to(noise_embeds.device)
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
         length, convolved = noise_embeds.shape[1], None
@@ -156,11 +158,3 @@ class DFlash(Block):
     title = "DFlash"
     link = f"plain {DFLASH_LINK}"
     papers = ("dflash",)
-
-
-def _block_mask(visible: torch.Tensor | None, noise_embeds: torch.Tensor) -> torch.Tensor | None:
-    """Mask `[B, 1, 1, S + Q]` of a block that sees the `visible` `[B, S]` context and all of itself."""
-    if visible is None:
-        return None
-    length = noise_embeds.shape[1]
-    return F.pad(visible, (0, length), value=True)[:, None, None].to(noise_embeds.device)

@@ -2,7 +2,7 @@
 
 Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W1 [z_k ; state_k]). W1 is split by columns into a part for
 the draft hidden state, computed once for the block, and a part for the prefix state, computed once per token.
-Both classes keep the tensor names of the released checkpoints (`prefix_gru.*`, `embed_proj.0`, `embed_proj.2`).
+Both parts keep the tensor names of the released checkpoints (`prefix_gru.*`, `embed_proj.0`, `embed_proj.2`).
 
 Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low rank, M candidates, D tokens that are
 drafted, which have columns: all of the target's or fewer.
@@ -42,7 +42,7 @@ class Domino(Block):
         super().build()
         drafter, config = self.drafter, self.config
         drafter.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
-        drafter.embed_proj = CorrectionProjection(
+        drafter.embed_proj = correction_projection(
             config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.draft_width
         )
 
@@ -59,7 +59,7 @@ class Domino(Block):
 class DominoHead(CorrectionHead):
     """A prefix state that has read all tokens from the anchor on, and a low-rank projection of it."""
 
-    def __init__(self, gru: PrefixGRU, projection: CorrectionProjection):
+    def __init__(self, gru: PrefixGRU, projection: nn.Sequential):
         self.gru, self.projection = gru, projection
 
     @property
@@ -71,9 +71,23 @@ class DominoHead(CorrectionHead):
         """See [`CorrectionHead`]."""
         return self.gru.initial_state(num_rows)
 
+    @property
+    def _down(self) -> torch.Tensor:
+        """W1, `[R, H + G]`, with what PEFT's adapters add to it while they are trained."""
+        layer: Any = self.projection[0]
+        weight = layer.weight
+        if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
+            for adapter in getattr(layer, "active_adapters", ()):
+                weight = weight + layer.get_delta_weight(adapter)
+        return weight
+
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return self.projection.project_hidden(draft_hidden)
+        return F.linear(draft_hidden, self._down[:, : draft_hidden.shape[-1]])
+
+    def project_state(self, states: torch.Tensor) -> torch.Tensor:
+        """The states' part of what SiLU reads: `[..., G]` to `[..., R]`."""
+        return F.linear(states, self._down[:, -states.shape[-1] :])
 
     def step(
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
@@ -87,7 +101,7 @@ class DominoHead(CorrectionHead):
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return F.silu(part + self.projection.project_state(states))
+        return F.silu(part + self.project_state(states))
 
     def fits_kernels(self, device: torch.device) -> bool:
         """See [`CorrectionHead`]."""
@@ -176,39 +190,7 @@ class _ReadInOrder(torch.autograd.Function):
         return torch.stack(of_inputs[::-1], dim=1).to(narrow.dtype), of_weight
 
 
-def weight_of(layer: nn.Linear) -> torch.Tensor:
-    """The weight of a layer with what PEFT's adapters add to it, while they are trained."""
-    weight = layer.weight
-    if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
-        for adapter in getattr(layer, "active_adapters", ()):
-            weight = weight + layer.get_delta_weight(adapter)  # type: ignore[operator]
-    return weight
-
-
-class CorrectionProjection(nn.Sequential):
-    """W2 SiLU(W1 [z ; state]), with the halves of W1 also usable on their own.
-
-    Args:
-        hidden_size (`int`): Width of draft hidden states (H).
-        state_size (`int`): Width of the prefix state (G).
-        rank (`int`): Low rank (R).
-        width (`int`): Tokens that are drafted (D).
-    """
-
-    def __init__(self, hidden_size: int, state_size: int, rank: int, width: int):
-        super().__init__(
-            nn.Linear(hidden_size + state_size, rank, bias=False), nn.SiLU(), ZeroLinear(rank, width, bias=False)
-        )
-        self.hidden_size = hidden_size
-
-    @property
-    def _w1(self) -> torch.Tensor:
-        return weight_of(cast(nn.Linear, self[0]))  # [R, H + G]
-
-    def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """The draft hidden states' part of W1: `[..., H]` to `[..., R]`."""
-        return F.linear(draft_hidden, self._w1[:, : self.hidden_size])
-
-    def project_state(self, state: torch.Tensor) -> torch.Tensor:
-        """The prefix state's part of W1: `[..., G]` to `[..., R]`."""
-        return F.linear(state, self._w1[:, self.hidden_size :])
+def correction_projection(hidden_size: int, state_size: int, rank: int, width: int) -> nn.Sequential:
+    """W2 SiLU(W1 [z ; state]) of so many tokens that are drafted; fresh ones correct nothing."""
+    down = nn.Linear(hidden_size + state_size, rank, bias=False)
+    return nn.Sequential(down, nn.SiLU(), ZeroLinear(rank, width, bias=False))

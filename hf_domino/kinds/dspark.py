@@ -44,7 +44,6 @@ class DSpark(Block):
     fixed = {"pure_draft_prefix_len": 0}
     lacks = {
         "the plugin for vLLM": "vLLM runs DSpark itself, in the layout of DeepSpec or speculators.",
-        "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",
     }
 
     def build(self) -> None:
@@ -89,7 +88,8 @@ class MarkovHead(nn.Module, CorrectionHead):
 
     def __init__(self, config: DominoConfig):
         super().__init__()
-        self.rank, self.hidden_size = config.markov_rank, config.hidden_size
+        self.rank = self.state_size = config.markov_rank
+        self.hidden_size = config.hidden_size
         self.markov_w1 = nn.Embedding(config.vocab_size, self.rank)
         self.markov_w2 = ZeroLinear(self.rank, config.draft_width, bias=False)
 
@@ -106,10 +106,6 @@ class MarkovHead(nn.Module, CorrectionHead):
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings `[..., R]` of tokens, on the head's device."""
         return self.table(token_ids.to(self.table.weight.device))
-
-    def initial_state(self, num_rows: int) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        return self.table.weight.new_zeros(num_rows, self.table.embedding_dim)
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]; it does not look at them."""
@@ -149,13 +145,11 @@ class GatedMarkovHead(MarkovHead):
 class RecurrentMarkovHead(MarkovHead):
     """A state along the block, s, beside which that of the interface holds o: what W2 reads at the position."""
 
+    read = CorrectionHead.read  # from the start, token by token
+
     def __init__(self, config: DominoConfig):
         super().__init__(config)
-        self.joint_proj = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank)
-
-    def initial_state(self, num_rows: int) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        return self.joint_proj.weight.new_zeros(num_rows, 2 * self.rank)
+        self.joint_proj, self.state_size = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank), 2 * self.rank
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]."""
@@ -165,18 +159,7 @@ class RecurrentMarkovHead(MarkovHead):
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
     ) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return self._advance(self.embed(token_ids), states, part)
-
-    def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        states = [self.initial_state(len(token_ids))]
-        for embeds, part in zip(
-            self.embed(token_ids).unbind(1), self.project_hidden(draft_hidden).unbind(1), strict=True
-        ):
-            states.append(self._advance(embeds, states[-1], part))
-        return torch.stack(states[1:], dim=1)
-
-    def _advance(self, embeds: torch.Tensor, states: torch.Tensor, part: torch.Tensor) -> torch.Tensor:
+        embeds = self.embed(token_ids)
         before = states[..., : self.rank]
         joint = part + F.linear(torch.cat((before, embeds), dim=-1), self.joint_proj.weight[:, : 2 * self.rank])
         gate, candidate, output = joint.chunk(3, dim=-1)

@@ -48,8 +48,7 @@ class EntryAttention(nn.Module):
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
-        queries, keys = (rotate(self._heads(proj(read)), *rotary) for proj in (self.q_proj, self.k_proj))
-        attended = attend(queries, keys, self._heads(self.v_proj(read)))
+        attended = attend(rotate(self._heads(self.q_proj(read)), *rotary), *self.project(read, rotary))
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -225,11 +224,11 @@ class Eagle3(Kind):
         behind = input_ids[:, 1 : length + 1]
         behind = F.pad(behind, (0, length - behind.shape[1]))
         read = layer.read(self.embed(target, behind), features)
-        keys, values = layer.self_attn.project(read, drafter._rotary(position_ids[:, :length].to(device)))
+        kept = layer.self_attn.project(read, drafter._rotary(position_ids[:, :length].to(device)))
         # All of its text before the entry at position anchor - 1, which is the first of its own.
         columns, ends = torch.arange(length, device=anchors.device), (anchors - 1)[..., None]
         sees = (columns < ends) & (columns >= ends + 1 - places[..., None]) & has_context
-        attend = _SideBySide(keys, values, sees.to(device))
+        attend = _Drafts(sees.to(device), _attend, kept)
         first = ends.clamp(0, length - 1).to(device)
         states = features.gather(1, first.expand(-1, -1, features.shape[2])) * (places > 0)[..., None].to(features)
         tokens = gather_positions(input_ids, block_positions(anchors, count))  # [B, N, K]
@@ -241,18 +240,25 @@ class Eagle3(Kind):
         return torch.stack(hidden, dim=2)
 
 
-class _SideBySide:
-    """What chains of drafts behind many anchors see: some of the context each, `[B, N, C]` bool, and their own."""
+class _Drafts:
+    """Keys and values of drafts so far, in lanes, and of what stands before them: see [`Attend`].
 
-    def __init__(self, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor):
-        self._keys, self._values, self._sees = keys, values, sees
+    Args:
+        sees (`torch.Tensor`): What each lane sees of them, `[B, L, N]` bool.
+        attend (`Callable`): Gives attention of queries, keys and values where so is seen.
+        kept (`tuple[torch.Tensor, ...]`): Keys and values `[B, A, N, D]`, if there are any.
+    """
 
-    def __call__(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """The next draft of each chain: see [`Attend`]."""
-        self._keys, self._values = torch.cat((self._keys, keys), dim=2), torch.cat((self._values, values), dim=2)
-        own = torch.eye(keys.shape[2], dtype=torch.bool, device=keys.device).expand(len(keys), -1, -1)
-        self._sees = torch.cat((self._sees, own), dim=2)
-        return _attention(queries, self._keys, self._values, self._sees)
+    def __init__(self, sees: torch.Tensor, attend: Callable[..., torch.Tensor], kept: tuple[torch.Tensor, ...] = ()):
+        self.sees, self._attend, self._kept = sees, attend, kept
+
+    def __call__(self, queries: torch.Tensor, *states: torch.Tensor) -> torch.Tensor:
+        """The next draft of each lane, which sees itself, too."""
+        if self._kept:
+            states = tuple(torch.cat(pair, dim=2) for pair in zip(self._kept, states, strict=True))
+        own = torch.eye(queries.shape[2], dtype=torch.bool, device=queries.device).expand(len(queries), -1, -1)
+        self.sees, self._kept = torch.cat((self.sees, own), dim=2), states
+        return self._attend(queries, *states, self.sees)
 
 
 class _Branches(Branches):
@@ -260,31 +266,21 @@ class _Branches(Branches):
 
     def __init__(self, kind: Eagle3, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any):
         self._kind, self._target, self._hidden, self._positions = kind, target, hidden, positions
-        self._cache = cache
-        self._keys: torch.Tensor | None = None  # [B, A, N, D]
-        self._values: torch.Tensor | None = None
-        self._sees = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)  # [B, L, N]
+        nothing = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)
+        self._drafts = _Drafts(nothing, cache.attend_behind)
 
     def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         """See [`Branches`]."""
-        device, (num_rows, count) = self._hidden.device, lanes.shape
-        lanes = lanes.to(device)[..., None]
+        lanes, drafts = lanes.to(self._hidden.device)[..., None], self._drafts
         states = self._hidden.gather(1, lanes.expand(-1, -1, self._hidden.shape[2]))
-        own = torch.eye(count, dtype=torch.bool, device=device).expand(num_rows, -1, -1)
-        self._sees = torch.cat((self._sees.gather(1, lanes.expand(-1, -1, self._sees.shape[2])), own), dim=2)
+        drafts.sees = drafts.sees.gather(1, lanes.expand(-1, -1, drafts.sees.shape[2]))
         embeds = self._kind.embed(self._target, tokens)
-        self._hidden = self._kind.drafter(embeds, states, self._positions.expand(-1, count), self._attend)
+        self._hidden = self._kind.drafter(embeds, states, self._positions.expand(-1, lanes.shape[1]), drafts)
         self._positions = self._positions + 1
         return self._hidden
 
-    def _attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        if self._keys is not None and self._values is not None:
-            keys, values = torch.cat((self._keys, keys), dim=2), torch.cat((self._values, values), dim=2)
-        self._keys, self._values = keys, values
-        return self._cache.attend_behind(queries, keys, values, self._sees)
 
-
-def _attention(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
+def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
     """Attention `[B, A, E, D]` under a mask `[B, E, S]` bool."""
     queries, keys = queries.to(values.dtype), keys.to(values.dtype)  # of one dtype under autocast, too
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=sees[:, None], enable_gqa=True)
+    return F.scaled_dot_product_attention(queries, keys, values, sees[:, None], enable_gqa=True)

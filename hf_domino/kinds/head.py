@@ -23,18 +23,19 @@ if TYPE_CHECKING:
 class CorrectionHead(ABC):
     """The scores of a position behind the tokens chosen before it."""
 
+    state_size: int  # G
     # Of Domino's, whose input products can be kept by token, and which kernels know.
     gru: Any = None
-    projection: Any = None
+    project_state: Any = None
 
     @property
     @abstractmethod
     def up(self) -> nn.Linear:
         """The layer of W2, `[D, R]`."""
 
-    @abstractmethod
     def initial_state(self, num_rows: int) -> torch.Tensor:
         """The zero state `[N, G]` that every block starts from."""
+        return self.up.weight.new_zeros(num_rows, self.state_size)
 
     @abstractmethod
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
@@ -46,9 +47,12 @@ class CorrectionHead(ABC):
     ) -> torch.Tensor:
         """Read a token `[N]` before positions of these parts: the states before `[N, G]` to those with them."""
 
-    @abstractmethod
     def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
         """Read known tokens `[N, T]` from the start, each before a position `[N, T, H]`: states `[N, T, G]`."""
+        states = [self.initial_state(len(token_ids))]
+        for tokens, part in zip(token_ids.unbind(1), self.project_hidden(draft_hidden).unbind(1), strict=True):
+            states.append(self.step(target, tokens, states[-1], part))
+        return torch.stack(states[1:], dim=1)
 
     @abstractmethod
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:

@@ -37,7 +37,8 @@ HEAD_FIELDS = (
     *("selector_rank", "selector_top_k"),
 )
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
-OF_BLOCKS = ("conv_kernel_size", *SCALES)
+CONVOLUTION = "conv_kernel_size"
+OF_BLOCKS = (CONVOLUTION, *SCALES)
 ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
 ONE_LAYER |= dict.fromkeys(OF_BLOCKS)
 READS_LM_HEADS = "reads what lm_head reads, the last layer's output after the final norm"

@@ -40,8 +40,8 @@ PUBLISHED = [
     *("results*.jsonl", "figures/*.svg", "figures/*.png", "LICENSE*", "NOTICE*"),
     *("custom_generate/*.py", "custom_generate/requirements.txt", "custom_generate/README.md"),
 ]
-TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash", "eagle", "eagle3")
-WORDS = ("domino", "dflash", "draft", "speculator", "eagle", "mtp")  # in names
+TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash", "dspark", "eagle", "eagle3")
+WORDS = ("domino", "dflash", "dspark", "draft", "speculator", "eagle", "mtp")  # in names
 MOST_OF_ONE_KIND = 100  # repositories asked for at once, the most downloaded first
 THREADS = 8
 CLIENT: dict[str, Any] = {"library_name": "hf_domino", "library_version": __version__}

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.kinds.domino import CorrectionProjection, DominoHead, PrefixGRU
+from hf_domino.kinds.domino import DominoHead, PrefixGRU, correction_projection
 
 
 class BlockHead(nn.Module):
@@ -25,7 +25,7 @@ class BlockHead(nn.Module):
         sizes = config.hidden_size, config.gru_hidden_dim
         self.config = config
         self.prefix_gru = PrefixGRU(*sizes)
-        self.embed_proj = CorrectionProjection(*sizes, config.emb_dim, config.vocab_size)
+        self.embed_proj = correction_projection(*sizes, config.emb_dim, config.vocab_size)
 
     @property
     def head(self) -> DominoHead:

@@ -13,8 +13,9 @@ from transformers import PreTrainedConfig
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import PROJECTOR_TYPES, SECTION
-from hf_domino.formats.fields import StoredConfig, refuse_for_engines
+from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import interpret
+from hf_domino.kinds.kind import OF_BLOCKS
 from hf_domino.target.identity import config_digest
 
 TESTED, READ = ("0.32.0",), ("0.33.0",)
@@ -56,7 +57,9 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
         return None
     config = interpret(stored)[1]
     config.kind.refuse_what_it_lacks("the plugin for vLLM")
-    refuse_for_engines(config)
+    for name in OF_BLOCKS:
+        if (value := getattr(config, name)) is not None:
+            raise refusal(f"{name} of a drafter for vLLM", None, value, "Its backbone there is plain DFlash's.")
     return config
 
 

@@ -47,9 +47,11 @@ def rows_file(tiny_pair_folder, tmp_path_factory):
 
 
 def test_one_row_per_prompt_method_and_mode_with_its_origin(rows_file):
-    rows = read_rows(rows_file)
+    skipped, *rows = read_rows(rows_file)
+    assert (skipped["method"], skipped["skipped"]) == ("mtp", "the target has no such layers")
+    methods = [name for name in MEASURABLE if name != "mtp"]
     assert [(row["mode"], row["prompt"], row["method"]) for row in rows] == [
-        *itertools.product(("greedy", "sample"), range(2), (*MEASURABLE, "Domino, chains", "Domino, trees"))
+        *itertools.product(("greedy", "sample"), range(2), (*methods, "Domino, chains", "Domino, trees"))
     ]
     asked = {"pair": "tiny", "threads": 1, "device": "cpu", "assistant": "tiny", "batch_size": 1, "tree_size": 9}
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from builders import build_drafter
 
@@ -34,3 +35,22 @@ def test_a_full_disk_is_said_in_one_sentence(tiny_drafter, no_file_beyond, tmp_p
     with no_file_beyond(10_000):
         assert cli.main(["export", "--drafter", str(tmp_path / "drafter"), "--output", str(tmp_path / "out")]) == 2
     assert "hf-domino export: Error while serializing: I/O error: File too large" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fields", "method", "number"),
+    [
+        ({"projector_type": "dspark", "markov_rank": 8}, "dspark", 6),
+        ({"projector_type": "dspark", "markov_rank": 8, "shift_label": False}, "dspark", 5),
+        ({"projector_type": "dflash2", "selector_rank": 8, "conv_group_size": 8, "shift_label": False}, "dflash", 5),
+    ],
+)
+def test_heads_that_engines_know_are_started_by_their_method(tiny_qwen3, tmp_path, capsys, fields, method, number):
+    drafter = build_drafter(tiny_qwen3, conv_kernel_size=2 if method == "dflash" else None, **fields)
+    drafter.save_pretrained(tmp_path / "drafter")
+    assert cli.main(["export", "--drafter", str(tmp_path / "drafter"), "--output", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    output = tmp_path / "out"
+    assert f'"method": "{method}", "model": "{output}", "num_speculative_tokens": {number}' in text
+    is_taken = method == "dflash" or number == 6  # by SGLang
+    assert (f"--speculative-algorithm {method.upper()} " in text) == is_taken

@@ -11,6 +11,7 @@ import re
 
 import pytest
 import torch
+from builders import build_drafter
 
 import hf_domino
 from hf_domino import DominoDraftModel
@@ -22,6 +23,7 @@ from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.evaluation.check.measure import AS_CONFIGURED, Measurement
 from hf_domino.pair import domino_folder, read_prompts
 from hf_domino.target.identity import TargetIdentity
+from hf_domino.training.evidence import acceptance
 
 NUM_PROMPTS, NEW_TOKENS = 8, 24  # the first four are mostly enough
 TEMPLATE = (
@@ -81,6 +83,23 @@ def test_one_position_off(pair, held_out, name):
     assert f"with shift_label={right.config.shift_label}" in result.causes[0].evidence
 
 
+def test_a_file_that_does_not_tell_the_order_of_its_block(pair, held_out, tmp_path):
+    """The twin as DeepSpec's, whose trainer has the other order: loaded as its files are, and as the self-test says."""
+    pair.twin.export(tmp_path, dtype=torch.float32)
+    path = tmp_path / "config.json"
+    stored = json.loads(path.read_text()) | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}
+    path.write_text(json.dumps(stored))
+    result = checked(pair, DominoDraftModel.from_pretrained(tmp_path), held_out)
+    assert result.acceptance_length < 1.1
+    assert [cause.name for cause in result.causes] == [verdict.WRONG_SHIFT_LABEL]
+    assert "with shift_label=False" in result.causes[0].evidence
+    assert "give that shift_label to from_pretrained, or write it into its config.json" in str(result)
+    right = DominoDraftModel.from_pretrained(tmp_path, shift_label=False)
+    path.write_text(json.dumps(stored | {"shift_label": False}))
+    assert DominoDraftModel.from_pretrained(tmp_path).config.shift_label == right.config.shift_label
+    assert checked(pair, right, held_out).fits
+
+
 def test_one_position_off_is_told_after_the_first_call(pair):
     prompt = pair.tokenizer("def add(a, b):\n", return_tensors="pt")
     told = []
@@ -136,7 +155,7 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
         position += length
     assert walked == rounds
     assert len(walked) > 5
-    monkeypatch.setattr(measure, "ANCHORS_PER_FORWARD", 1)
+    monkeypatch.setattr(acceptance, "ANCHORS_PER_FORWARD", 1)
     assert measure.measure_variants(pair.drafter, target, text)[AS_CONFIGURED] == everywhere
 
 
@@ -169,6 +188,23 @@ def test_variants_try_layers_beside_in_order_and_by_the_releases_rule(make_draft
     variants = measure.variants_of(make_drafter(tiny_qwen3, target_layer_ids=layer_ids), 4)
     tried = [name for name, _ in variants if name.startswith(measure.LAYERS)]
     assert tried == [f"{measure.LAYERS}{other}" for other in others]
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_tried"),
+    [
+        ({"projector_type": "dspark"}, True),
+        ({"projector_type": "dspark", "markov_head_type": "rnn"}, False),
+        ({"projector_type": "dflash2", "selector_rank": 8, "conv_group_size": 8}, True),
+        ({"projector_type": "medusa"}, False),
+        ({"pure_draft_prefix_len": 5}, False),
+    ],
+)
+def test_the_other_order_is_tried_where_there_is_one(tiny_qwen3, fields, is_tried):
+    drafter = build_drafter(tiny_qwen3, **fields)
+    result = check_fit(drafter, tiny_qwen3, prompts=[[5, 6]], max_new_tokens=12)
+    assert (f"{measure.SHIFT_LABEL}False" in [variant.name for variant in result.variants]) == is_tried
+    assert len({variant.num_rounds for variant in result.variants}) == 1
 
 
 def test_wrong_sizes_are_the_compatibility_checks(make_drafter, tiny_qwen3):

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from builders import MASK
 from markov import RANK, SELECTOR, Markov, build
 from oracle import proposed
 from released import IDS, SPECULATORS_DFLASH, changed, reduced, write_checkpoint
+from safetensors.torch import load_file
+from test_export import FIELDS
 
-from hf_domino import DominoDraftModel
+from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.formats.exporting import stored_config
+from hf_domino.formats.fields import HEADS
+from hf_domino.formats.registry import format_of
+from hf_domino.kinds.kind import OF_BLOCKS
 
 HIDDEN, PROMPT = 32, torch.arange(7, 19)[None]
 GREEDY = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": -1}
@@ -75,6 +83,7 @@ WINDOWS = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2048, "us
 ZLAB = SPECFORGE | WINDOWS | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": NESTED}
 FLAT_DFLASH2 = reduced(SPECULATORS_DFLASH) | SIZES | {"block_size": 4, "speculators_model_type": "dflash2"}
 SELECTING = {"zlab": ZLAB, "speculators_dflash2": FLAT_DFLASH2}
+WINDOWED = {"layer_types": WINDOWS["layer_types"], "sliding_window": 8, "sliding_window_non_causal": True}
 ORDERED = [("vanilla", None), ("rnn", True), ("gated", False), ("rnn", False)]
 CASES = [(layout, *case) for layout in LAYOUTS for case in ORDERED]
 CASES += [(layout, "selector", order) for layout in SELECTING for order in (None, True, False)]
@@ -138,6 +147,78 @@ def test_files_of_others_draft_as_their_formulas_say(tiny_qwen3, tmp_path, layou
     assert len(rounds) > 8
     for _, ids, proposals in rounds[::5]:
         assert proposals == reference.chain(ids, None, len(proposals))
+
+
+WRITTEN = [(DEEPSPEC, "specforge"), (changed(ZLAB, {"mask_token_id": None}), "specforge"), (SPECULATORS, "speculators")]
+WRITTEN += [(FLAT_DFLASH2 | {"architectures": ["DFlash2DraftModel"]}, "speculators")]
+SECTIONS = ("transformer_layer_config", "dflash_config")
+# What is the trainer's; of windows we write where they end; and the verifier's name is ours.
+UNWRITTEN = {"num_anchors", "speculators_config", "layer_types", "sliding_window", "use_sliding_window"}
+
+
+@pytest.mark.parametrize(("released", "layout"), WRITTEN)
+def test_configurations_are_written_as_they_were(released, layout):
+    fields = format_of(released).fields(released)
+    if layout == "speculators":  # which counts windows in two ways
+        fields |= {"layer_types": None, "sliding_window": None}
+    written = stored_config(DominoConfig(**fields), layout)
+    for section in SECTIONS:
+        theirs = released.get(section, {})
+        assert {name: written[section][name] for name in theirs.keys() - UNWRITTEN} == {
+            name: theirs[name] for name in theirs.keys() - UNWRITTEN
+        }
+    kept = released.keys() - UNWRITTEN - set(SECTIONS)
+    assert {name: written.get(name) for name in kept} == {name: released[name] for name in kept}
+
+
+EXPORTED = [(name, "specforge", {"enable_confidence_head": True}) for name in ("vanilla", "rnn")]
+EXPORTED += [("gated behind the anchor", layout, {}) for layout in ("specforge", "speculators")]
+EXPORTED += [("vanilla", "specforge", WINDOWED), ("rnn", "speculators", {"enable_confidence_head": True})]
+SCALED = {"output_multiplier": 0.5, "final_logit_softcapping": 4.0, "input_embedding_scale": 1.5}
+EXPORTED += [("selector behind the anchor", layout, SCALED) for layout in ("specforge", "speculators")]
+EXPORTED += [("selector", "specforge", WINDOWED), ("selector", "specforge", {"conv_kernel_size": None})]
+EXPORTED += [("vanilla", "specforge", {"conv_kernel_size": 3, "conv_group_size": 8} | SCALED)]
+
+
+# What a drafter is, whoever stores it.
+TOLD = (*FIELDS, *OF_BLOCKS, "draft_vocab_size")
+
+
+@pytest.mark.parametrize(("kind", "layout", "fields"), EXPORTED)
+@pytest.mark.parametrize("token_ids", [None, IDS], ids=["", "drafted"])
+def test_exported_and_loaded_they_draft_as_before(tiny_qwen3, tmp_path, kind, layout, fields, token_ids):
+    fields = {"draft_tree_size": None, "target_layer_ids": [0, 2], "draft_length": "full"} | fields
+    drafter = build(tiny_qwen3, kind, **fields).float()
+    if token_ids is not None:
+        drafter = drafter.restricted(token_ids)
+    drafter.export(tmp_path, layout, dtype=torch.float32)
+    names = load_file(tmp_path / "model.safetensors").keys()
+    assert ("candidate_selector.successor_codebook" in names) == ("selector" in kind)
+    again = DominoDraftModel.from_pretrained(tmp_path, draft_tree_size=None, draft_length="full", draft_pool_size=None)
+    tensors = again.state_dict()
+    assert tensors.keys() == drafter.state_dict().keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in drafter.state_dict().items())
+    names = (*TOLD, *HEADS[again.config.projector_type])
+    told, before = ([(name, getattr(one.config, name)) for name in names] for one in (again, drafter))
+    assert told == before
+    found = []
+    for one in (drafter, again):
+        with proposed() as rounds:
+            tiny_qwen3.generate(PROMPT, assistant_model=one, **GREEDY)
+        found.append([(ids, proposals) for _, ids, proposals in rounds])
+    assert found[0] == found[1]
+    assert json.loads((tmp_path / "config.json").read_text()) == stored_config(again.config, layout, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("kind", "field", "value"),
+    [("selector", "conv_kernel_size", None), ("vanilla", "conv_kernel_size", 2), ("gated", "output_multiplier", 0.5)],
+)
+def test_what_only_dflash2_has_in_the_layout_of_speculators(tiny_qwen3, tmp_path, kind, field, value):
+    drafter = build(tiny_qwen3, kind, **{field: value, "conv_group_size": 8})
+    with pytest.raises(ValueError, match=f"{field} must be given for DFlash 2 alone .* got {value}. Use format="):
+        drafter.export(tmp_path, "speculators")
+    assert not any(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("field", ["selector_rank", "selector_top_k", "conv_kernel_size"])

@@ -20,12 +20,13 @@ FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "rms_norm_eps", "rope_parameters"),
     *("block_size", "mask_token_id", "target_layer_ids", "projector_type", "shift_label", "num_draft_tokens"),
-    *("has_sliding_layers", "sliding_window", "sliding_window_non_causal"),
+    *("conv_kernel_size", "output_multiplier", "has_sliding_layers", "sliding_window", "sliding_window_non_causal"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
 HEAD_FIELDS = ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len")
 YARN = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 4.0, "original_max_position_embeddings": 64}
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+CONVOLVED = {"conv_kernel_size": 2, "conv_group_size": 8}
 # What differs from a tiny drafter's defaults, and the format.
 EXPORTS = {
     "domino": ({"pure_draft_prefix_len": 1, "rms_norm_eps": 1e-5}, "specforge"),
@@ -34,6 +35,8 @@ EXPORTS = {
     "dflash_windows": ({"projector_type": "dflash", "shift_label": False, **WINDOWS}, "specforge"),
     "domino_windows": ({"pure_draft_prefix_len": 1, "sliding_window_non_causal": True, **WINDOWS}, "specforge"),
     "dflash_shifted": ({"projector_type": "dflash", "num_target_layers": None}, "specforge"),
+    "dflash_convolved": ({"projector_type": "dflash", "shift_label": False, **CONVOLVED}, "specforge"),
+    "domino_convolved": ({"pure_draft_prefix_len": 1, "output_multiplier": 0.5, **CONVOLVED}, "specforge"),
     "dflash_speculators": ({"projector_type": "dflash", "shift_label": False, "rope_parameters": YARN}, "speculators"),
     "shifted_speculators": ({"projector_type": "dflash", "initializer_range": 0.1}, "speculators"),
 }
@@ -99,12 +102,17 @@ DFLASH = {"projector_type": "dflash"}
     ("fields", "options", "said"),
     [
         ({}, {"format": "gguf"}, "format must be one of specforge, speculators, got 'gguf'. save_pretrained writes"),
-        ({}, {"format": "speculators"}, "projector_type must be 'dflash' .* got 'domino'. Use format="),
+        (
+            {},
+            {"format": "speculators"},
+            "projector_type must be one of dflash, dspark, dflash2 .* got 'domino'. Use format=",
+        ),
         (DFLASH | WINDOWS, {"format": "speculators"}, "sliding_window must be None .* got 8. Use format="),
         (DFLASH | {"target_layer_ids": [1, 3]}, {"format": "speculators"}, "target_layer_ids must be .*Use format="),
         ({}, {"dtype": "int8"}, "dtype must be one of .* got 'int8'"),
         ({}, {"engine": "tgi"}, "engine must be one of .* got 'tgi'"),
         ({}, {"engine": "sglang"}, "SGLang .*: pure_draft_prefix_len must be 1, got 0.* Train with"),
+        (CONVOLVED, {"engine": "vllm"}, "vLLM .*: conv_kernel_size must be absent, got 2"),
         ({}, {"engine": "dflash"}, "dflash .*: projector_type must be 'dflash', got 'domino'"),
     ],
 )

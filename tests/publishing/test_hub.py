@@ -14,6 +14,8 @@ from client import digests
 from hub_repos import oid_of
 from hub_server import READER, TOKEN, HubServer
 
+from hf_domino import DominoConfig
+from hf_domino.formats.exporting import stored_config
 from hf_domino.publishing.folder_card import card_for
 
 CLIENT = Path(__file__).with_name("client.py")
@@ -138,6 +140,8 @@ def loaded(published, server, process, folder):
     server.add(EAGLE, {"config.json": eagle, "README.md": card, "model.safetensors": b""}, downloads=5)
     server.add(PICKLED, {"config.json": eagle, "README.md": card, "pytorch_model.bin": b""}, downloads=5)
     server.add(GATED, {"config.json": b"{}"}, gated=True, downloads=4)
+    block = json.dumps(stored_config(DominoConfig(projector_type="dspark", target_layer_ids=[1]))).encode()
+    server.add("org/target-dspark", {"config.json": block, "model.safetensors": b""}, downloads=6)
     server.add("org/target-draft-notes", {"README.md": b""}, downloads=3)
     for how in ("short", "broken", "garbled"):
         server.add(f"org/{how}", server.repos[DRAFTER].files)
@@ -167,6 +171,7 @@ def test_what_is_loaded(published, loaded, server, tiny_qwen3):
     said = [
         (DRAFTER, f'loads (domino)\n  drafter = DominoDraftModel.from_pretrained("{DRAFTER}")\n'),
         (EAGLE, "loads (EAGLE-3 (speculators"),
+        ("org/target-dspark", "loads (DFlash configuration (z-lab"),
         (PICKLED, "does not load: a drafter without weights in safetensors (EAGLE-3"),
         (GATED, "does not load: access is granted on request, on its page"),
         ("org/target-draft-notes", "does not load: not a drafter: there is no config.json"),

@@ -97,5 +97,5 @@ def test_versions_that_were_not_tested_are_said():
 def test_what_only_this_package_computes_is_refused():
     stored = stored_config(DominoConfig(block_size=8))
     stored["dflash_config"]["conv_kernel_size"] = 2
-    with pytest.raises(ValueError, match="conv_kernel_size of a drafter for engines must be None, got 2"):
+    with pytest.raises(ValueError, match="conv_kernel_size of a drafter for vLLM must be None, got 2"):
         served_config(stored)

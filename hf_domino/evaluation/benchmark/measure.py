@@ -156,7 +156,7 @@ class Bench:
                     self.pair.target.generate(**inputs, **call)
             stats = drafter.stats
             phases, loops = stats.phases, max(map(len, stats.rows))
-        elif call.keys() & {"prompt_lookup_num_tokens", "assistant_model"}:
+        elif call.keys() & {"prompt_lookup_num_tokens", "assistant_model", "use_mtp"}:
             lengths = streamed_rounds(self.pair.target, inputs, **call)
             stats = DecodingStats(max(lengths, default=1) - 1, rows=[lengths])
         else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel, recycling
 from hf_domino.evaluation.benchmark.lean import lean_decoding
@@ -33,6 +35,8 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
     """The arguments of a method, or the reason why it cannot be measured here."""
     if name in TRANSFORMERS_OWN and options.batch_size > 1:
         return "Transformers decodes it one sequence at a time"
+    if name == "mtp":
+        return _mtp(pair.target)
     if name == "recycling":
         return {"assistant_model": recycling(pair.target)}
     if name == "assistant":
@@ -55,6 +59,18 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
     # As far as it pays, or whole blocks.
     view = drafter.view(draft_length="adaptive") if way else drafter.view(draft_length="full", draft_tree_size=None)
     return {"assistant_model": view} | (copies if way == "lookup" else {})
+
+
+def _mtp(target: Any) -> Arguments | str:
+    """Transformers' own use of a target's MTP layers, which it reads from the target's files at each call."""
+    if not getattr(target.config.get_text_config(decoder=True), "num_mtp_layers", None):
+        return "the target has no such layers"
+    call: Arguments = {"use_mtp": True}
+    try:
+        target.generate(torch.ones(1, 2, dtype=torch.long, device=target.device), max_new_tokens=2, **call)
+    except Exception as error:  # what of it can be missing is not told in one way
+        return " ".join(str(error).split())
+    return call
 
 
 def _check_assistant(pair: Pair) -> None:

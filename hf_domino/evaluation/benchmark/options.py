@@ -19,6 +19,7 @@ METHODS = {
     "lookahead": "lookahead",
     "assistant": "small assistant",
     "early_exit": "early exit",
+    "mtp": "MTP, Transformers' loop",
     "native_dflash": "DFlash twin, Transformers' loop",
     "dflash": "DFlash twin, whole blocks",
     "dflash_adaptive": "DFlash twin",
@@ -33,7 +34,7 @@ DEFAULT = (BASELINE, COPIES, "domino_adaptive", "domino_lookup")
 ALL = "all"
 ONLY_SHOWN = ("lookahead", "early_exit", "native_dflash", "domino_chain", "domino_tree")  # published rows have them
 # Transformers' own assistants decode one sequence at a time, and sample other texts than plain generation.
-TRANSFORMERS_OWN = (COPIES, "assistant", "early_exit", "native_dflash")
+TRANSFORMERS_OWN = (COPIES, "assistant", "early_exit", "mtp", "native_dflash")
 MEASURABLE = tuple(name for name in METHODS if name not in ONLY_SHOWN)
 
 MODELS, TEXTS, MEASURED, ROWS = "models", "texts", "what is measured", "rows"  # groups of flags
@@ -75,7 +76,8 @@ class BenchOptions:
     methods: tuple[str, ...] | None = _option(
         None,
         MEASURED,
-        f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; domino and dflash draft whole blocks, "
+        f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; mtp needs a target with such layers; "
+        "domino and dflash draft whole blocks, "
         "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default; domino_lookup may also "
         f"copy from the text (default: {', '.join(DEFAULT)}, and what other flags name)",
         type=lambda names: tuple(name.strip() for name in names.split(",")),

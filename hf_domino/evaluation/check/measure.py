@@ -1,38 +1,36 @@
 """Measure how much of a drafter's proposals its target accepts, as configured and in variants.
 
-The text is generated greedily in real rounds. A variant then drafts a block at every position of that same text, with
-the code of a round, so that variants are compared on equal terms and the target does not run again.
+The text is generated greedily in real rounds. A variant then drafts a block at every position of that same text, so
+that variants are compared on equal terms and the target does not run again.
 
-Shapes: S tokens of prompt and text, N anchors, K block size, P proposals, H hidden size, L layers.
+Shapes: S tokens of prompt and text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from transformers import LogitsProcessorList, PreTrainedModel
+from transformers import PreTrainedModel
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.decoding.lanes import DominoLanes
+from hf_domino.data.packing import STATES
 from hf_domino.decoding.loop import assisted_decoding
-from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
-from hf_domino.evaluation.explain import draft_behind
 from hf_domino.evaluation.prepared import GREEDY, prepared
 from hf_domino.target.view import TargetModel, input_device
+from hf_domino.training.evidence.acceptance import accept_lengths
 
 # Names of the variants; the first two are followed by the value.
 LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
 AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
 TIMED_PROMPTS = 4  # they take about as long as the rest of the self-test
-ANCHORS_PER_FORWARD = 16  # bounds the memory of the context's keys and of the logits
 
 
 class Text(NamedTuple):
@@ -41,7 +39,6 @@ class Text(NamedTuple):
     ids: torch.Tensor  # prompt and text, [1, S]
     prompt_length: int
     acceptance_lengths: list[int]  # of the rounds that made it, its last one as far as the text goes
-    processors: LogitsProcessorList  # of the target's generation configuration
 
 
 class Measurement(NamedTuple):
@@ -81,7 +78,7 @@ def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Promp
     view = drafter.view(draft_length="full")  # statistics are kept per object
     model, asked, loop, kwargs = prepared(target, prompt.input_ids.to(input_device(target)), max_new_tokens)
     ids = assisted_decoding(model, asked, *loop, drafter=view, **kwargs)
-    return Text(ids, asked.shape[1], list(view.stats.rows[0]), loop[0])
+    return Text(ids, asked.shape[1], list(view.stats.rows[0]))
 
 
 def time_prompts(
@@ -113,8 +110,7 @@ def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[t
     yield AS_CONFIGURED, drafter.view()
     for layer_ids in _other_layer_ids(config, num_target_layers):
         yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
-    can_shift = config.pure_draft_prefix_len < config.block_size - int(config.shift_label)
-    if can_shift and "shift_label" not in config.kind.fixed:
+    with suppress(ValueError):  # of a kind or a head that has no other order
         yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
     if drafter.has_correction_head:
         yield WITHOUT_HEAD, drafter.view(projector_type="dflash")
@@ -135,30 +131,14 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
 @torch.no_grad()
 def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, text: Text) -> dict[str, list[int]]:
     """Draft a block at every position of a text, once per variant; one shorter than a block gives no rounds."""
-    lengths = {}
+    lengths, size = {}, drafter.config.block_size
+    num_rounds = max(0, text.ids.shape[1] - text.prompt_length - size)
     all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)
     outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
     for name, view in variants_of(drafter, target.config.get_text_config(decoder=True).num_hidden_layers):
         target_view = TargetModel(target, view.config)
-        captured = None if name == WITHOUT_CONTEXT else target_view.captured(outputs)
-        lengths[name] = _draft_everywhere(view, target_view, text, captured)
-    return lengths
-
-
-def _draft_everywhere(
-    drafter: DominoDraftModel, target: TargetModel, text: Text, captured: tuple[torch.Tensor, ...] | None
-) -> list[int]:
-    """Acceptance length of a round at every position of the text that has a whole block behind it."""
-    depth = drafter.config.block_size - 1  # proposals of every variant
-    law = TokenLaw(text.processors).without_state()
-    end = max(text.ids.shape[1] - depth, text.prompt_length)
-    anchors = torch.arange(text.prompt_length, end, device=text.ids.device)
-    lengths = []
-    for piece in anchors.split(ANCHORS_PER_FORWARD) if len(anchors) else ():
-        before = None if captured is None else [states[:, : int(piece.max())] for states in captured]
-        draft_hidden = draft_behind(drafter, target, text.ids, before, piece)[:, :depth]
-        prefixes = Prefixes(text.ids.expand(len(piece), -1), (piece + 1).tolist(), [0] * len(piece))
-        proposals = DominoLanes(drafter, target, draft_hidden, prefixes, law).chain()
-        truth = text.ids[0, piece[:, None] + 1 + torch.arange(depth, device=piece.device)]  # [N, P]
-        lengths += ((proposals == truth).long().cumprod(dim=1).sum(dim=1) + 1).tolist()
+        states = [states.to(text.ids.device) for states in target_view.captured(outputs)]
+        batch = {"input_ids": text.ids, STATES: torch.stack(states, dim=2)}
+        _, found = accept_lengths(view, target_view, batch, text.prompt_length, name != WITHOUT_CONTEXT)
+        lengths[name] = found[:num_rounds].clamp(max=size).tolist()  # of the proposals that every variant has
     return lengths

@@ -76,7 +76,11 @@ def walk_rounds(
 
 @torch.no_grad()
 def accept_lengths(
-    drafter: DominoDraftModel, target: TargetModel, batch: dict[str, torch.Tensor], first_anchor: int
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    batch: dict[str, torch.Tensor],
+    first_anchor: int,
+    sees_context: bool = True,
 ) -> torch.Tensor:
     """Acceptance length of a round at every anchor from `first_anchor` on whose proposals lie inside the sequence.
 
@@ -88,17 +92,18 @@ def accept_lengths(
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors.expand(2, -1)
-    context_features = drafter.fuse_context(read_target(target, batch).captured)
+    features = drafter.fuse_context(read_target(target, batch).captured) if sees_context else None
     is_corrected, lengths = corrected_positions(config, anchors.device), []
     penalty = target.model.generation_config.repetition_penalty
     for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):
         # No block here sees past the last anchor.
         blocks = {"input_ids": input_ids, "loss_mask": torch.ones_like(input_ids), "anchors": piece}
-        hidden, states = draft_blocks(drafter, target, blocks, context_features[:, : int(piece.max())])
+        seen = None if features is None else features[:, : int(piece.max())]
+        hidden, states = draft_blocks(drafter, target, blocks, seen)
         labels, _ = block_labels(blocks, config, loss_decay=1.0)
         positions = (block_positions(piece, config.block_size) + 1 - config.label_offset).flatten()
         choices = []
-        for logits in draft_logits(drafter, target, hidden, states, is_corrected):
+        for logits in chosen_logits(drafter, target, hidden, states, is_corrected):
             scores = logits.flatten(0, 2)
             if penalty not in (None, 1.0):  # which `generate` applies to drafts too, by the tokens before each position
                 before = torch.arange(input_ids.shape[1], device=input_ids.device) < positions[:, None]  # [M, S]
@@ -110,6 +115,12 @@ def accept_lengths(
         is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
         lengths.append(accepted_runs(is_correct, config.label_offset) + 1)
     return torch.cat(lengths, dim=1)
+
+
+def chosen_logits(drafter: DominoDraftModel, target: TargetModel, *positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Base logits and those that drafts are chosen by: of `draft_logits`, less what a head leaves out."""
+    base, corrected = draft_logits(drafter, target, *positions)
+    return base, corrected if drafter.head is None else corrected + (drafter.head.narrow(base) - base)
 
 
 def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:

@@ -89,7 +89,7 @@ def draft_blocks(
     drafter: DominoDraftModel,
     target: TargetModel,
     batch: Mapping[str, torch.Tensor],
-    context_features: torch.Tensor,
+    context_features: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draft the blocks at `anchors`, all side by side.
 
@@ -98,7 +98,8 @@ def draft_blocks(
         target (`TargetModel`): For embeddings.
         batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`, `anchors` `[B, N]`, and where rows are packed
             `position_ids` `[B, S]`, as in [`~kinds.kind.Kind.draft_blocks`].
-        context_features (`torch.Tensor`): `[B, C, H]` of the first C positions, enough to reach all anchors.
+        context_features (`torch.Tensor`, *optional*): `[B, C, H]` of the first C positions, enough to reach all
+            anchors; None to draft without any context.
 
     Returns:
         `tuple`: Draft hidden states `[B, N, K, H]`, and the head's state used with each `[B, N, K, G]`; None without a

@@ -61,7 +61,7 @@ def test_rounds_are_those_behind_the_prompt(tiny_qwen3):
 def test_each_method_drafts_in_its_own_way(tiny_pair_folder):
     pair = load_pair(str(tiny_pair_folder), dtype=torch.float32, device="cpu")
     chosen, skipped = choose_methods(pair, BenchOptions(methods=("all",), tree_size=9, lookup_tokens=4))
-    assert skipped == {}
+    assert skipped.keys() == {"mtp"}
     told = {name: drafter.config for name, call in chosen.items() if (drafter := drafter_in(call)) is not None}
     for name in ("domino", "dflash"):
         assert (told[name].projector_type, told[name].draft_length, told[name].draft_tree_size) == (name, "full", None)

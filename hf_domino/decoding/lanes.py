@@ -139,7 +139,7 @@ class DominoLanes(Lanes):
             return super()._next(depth)
         if not depth:
             self._begin()
-        low_rank = self._parts[:, depth] + head.projection.project_state(self._states[:, 0])
+        low_rank = self._parts[:, depth] + head.project_state(self._states[:, 0])
         pool, noise = self._pool, None if self._noise is None else self._noise[:, depth]
         column = correct_and_choose(
             self._logits[:, depth],

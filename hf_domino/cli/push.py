@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.flags import set_up
 
 EXAMPLES = """\
@@ -40,7 +39,6 @@ def run(options: argparse.Namespace) -> None:
 
     card = {"target": options.target, "metadata": {"license": options.license} if options.license else {}}
     if options.card_only:
-        check_writable(options.folder, "FOLDER")
         path, text = options.folder / CARD, card_for(options.folder, **card)
         path.write_text(text, encoding="utf-8")
         print(path)

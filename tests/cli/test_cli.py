@@ -109,6 +109,8 @@ def test_help_of_every_command(name, capsys):
     flags = re.findall(r"^  (?:-h, )?(--[\w-]+)", shown, re.MULTILINE)
     assert len(flags) == len(set(flags)) > 1
     assert [flag for flag in re.findall(r"--\w[\w-]*", shown) if "_" in flag] == []
+    assert "(default: False)" not in shown
+    assert "(default: None)" not in shown
     assert (f"with {PROMPT_FIELDS}" in " ".join(shown.split())) == (name in ("check", "bench", "data"))
 
 

@@ -23,6 +23,13 @@ def test_none_overrides_a_default(target, saved_pair, tiny_tokenizer, field):
     assert torch.equal(generate(target, PROMPT, drafter=str(saved_pair[1]), **options, **{field: None}), plain)
 
 
+def test_copies_from_the_text(target, saved_pair):
+    prompt, options = PROMPT.repeat(1, 4), {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
+    output = generate(target, prompt, drafter=str(saved_pair[1]), prompt_lookup_num_tokens=4, **options)
+    assert torch.equal(output.sequences, target.generate(prompt, **options).sequences)
+    assert output.stats.num_copied
+
+
 def test_where_no_drafter_is_named(target, saved_pair):
     with pytest.raises(ValueError, match="the name of a drafter must be that of a folder"):
         generate(target, PROMPT, drafter=str(saved_pair[0]))

@@ -12,7 +12,7 @@ from collections import namedtuple
 import pytest
 import torch
 import yaml
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch.utils.data import DataLoader
 
 from hf_domino import DominoDraftModel
@@ -102,8 +102,10 @@ def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, gree
     for process in range(3):
         StateWriter(target, config, path, **fields, shard=(process, 3)).write(greedy_rows, 100, False)
     assert before.items() <= {file: file.stat().st_mtime_ns for file in path.glob("states-*.safetensors")}.items()
-    rows = CachedRows(greedy_rows, path, target, config)
-    assert all(torch.equal(row["hidden_states"], states) for row, states in zip(rows, expected, strict=True))
+    shards = path.glob("states-*.safetensors")
+    assert sum(len(load_file(shard)["keys"]) for shard in shards) == len(greedy_rows)  # each of one process alone
+    rows = [row["hidden_states"] for row in CachedRows(greedy_rows, path, target, config)]
+    torch.testing.assert_close(rows, expected)  # of rows in other batches
 
 
 def test_states_that_a_type_cannot_hold_are_refused(target, greedy_rows, cached):

@@ -99,11 +99,14 @@ def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, gree
     monkeypatch.undo()
     before = {file: file.stat().st_mtime_ns for file in path.glob("states-*.safetensors")}
     assert len(before) == 1
+    written = []
     for process in range(3):
         StateWriter(target, config, path, **fields, shard=(process, 3)).write(greedy_rows, 100, False)
+        written.append(len(folders.find_rows(path)))
+    assert written[0] < written[1] < written[2] == len(greedy_rows)
     assert before.items() <= {file: file.stat().st_mtime_ns for file in path.glob("states-*.safetensors")}.items()
-    rows = CachedRows(greedy_rows, path, target, config)
-    assert all(torch.equal(row["hidden_states"], states) for row, states in zip(rows, expected, strict=True))
+    rows = [row["hidden_states"] for row in CachedRows(greedy_rows, path, target, config)]
+    torch.testing.assert_close(rows, expected)  # of rows in other batches
 
 
 def test_states_that_a_type_cannot_hold_are_refused(target, greedy_rows, cached):

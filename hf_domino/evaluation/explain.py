@@ -20,8 +20,6 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.growing import grow
-from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
@@ -170,17 +168,18 @@ def _explain(
     _, captured = runner.prefill(input_ids[:, :-1])
     runner.begin([0])
     drafter.config.kind.refuse_what_it_lacks("explain_round")
-    features = None if captured is None else drafter.fuse_context([states.to(drafter.device) for states in captured])
+    assert captured is not None  # of all kinds that have this
+    features = drafter.fuse_context([states.to(drafter.device) for states in captured])
     anchor, first = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device), drafter.config.label_offset
     blocks = drafter.kind.draft_blocks(target, input_ids, features, anchor)[0]  # [1, K, H]
     draft_hidden = blocks[:, first : first + drafter.config.num_draft_tokens]
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
-    size, session, chances = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state()), None
+    size, session = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state())
+    session.observe(captured, input_ids.shape[1] - 1)
     if size is None or why_chain(runner, session, Rule(law, do_sample=False)) is not None:
-        tree = Tree(DominoLanes(drafter, target, draft_hidden, prefixes, session.law).chain())
+        tree = Tree(session.propose(prefixes))
     else:
-        tree = grow(DominoLanes(drafter, target, draft_hidden, prefixes, session.law, is_tree=True), size)
-        chances = None if tree.chances is None else tree.chances[0].cpu()
+        tree = session.grow(prefixes, drafter.config.num_draft_tokens, None, size)
     logits, _ = runner.check_block(prefixes.last(), tree)
     seen = tree.seen_by(prefixes)
     parents = torch.arange(tree.num_nodes) if tree.parents is None else tree.parents[0].cpu()
@@ -194,7 +193,7 @@ def _explain(
         anchor=int(input_ids[0, -1]),
         proposals=tree.tokens[0].cpu(),
         parents=parents,
-        chances=chances,
+        chances=None if tree.chances is None else tree.chances[0].cpu(),
         base_probs=_probs(draft_law, prefixes, behind, base_logits),
         corrected_probs=_probs(draft_law, prefixes, behind, corrected_logits),
         target_probs=_probs(law, prefixes, seen, logits[0]),

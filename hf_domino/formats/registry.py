@@ -58,8 +58,7 @@ def refuse_others(stored: StoredConfig) -> None:
     """Refuse a configuration of one of [`OTHER_KINDS`] by name."""
     nested = stored.get(SECTION)
     places = (stored, nested if isinstance(nested, dict) else {})
-    values = [place.get(field) or () for place in places for field in NAMING_FIELDS]
-    names = " ".join(str(name).lower() for value in values for name in (value if isinstance(value, list) else [value]))
+    names = " ".join(str(place.get(field)) for place in places for field in NAMING_FIELDS).lower()
     if stored.get("markov_rank") == 0:  # without a Markov head DeepSpec's class is plain DFlash
         names = names.replace("qwen3dspark", "")
     is_markov = format_of(stored) in (SPECULATORS, DFLASH_CONFIG) and any(place.get("markov_rank") for place in places)

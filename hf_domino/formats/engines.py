@@ -192,7 +192,7 @@ def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
         expected = " or ".join(format.name for format in engine.reads)
         return (Unmet("the format", expected, found and found.name, "Export it with another format."),)
     given = {**section_of(stored, LAYER_SECTION), **merged(stored, DFLASH_SECTION)}
-    kind = given.get(KIND) or projector_type_of(given)
+    kind = given["projector_type"] = projector_type_of(given)
     return tuple(
         Unmet(name, rule.expected, given.get(name), rule.why)
         for rule in engine.rules

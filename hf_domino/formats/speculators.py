@@ -34,7 +34,7 @@ from hf_domino.formats.fields import (
     stored_backbone,
     stored_head,
 )
-from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS
+from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS, SCALES
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
@@ -102,9 +102,9 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
 
 def _stored(config: DominoConfig) -> dict[str, Any]:
     """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
-    kind = config.projector_type
+    kind, is_dflash2 = config.projector_type, config.projector_type == "dflash2"
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
-    wrong = {
+    wrong: dict[str, tuple[Any, str, str]] = {
         "projector_type": (
             kind not in WRITTEN,
             f"one of {', '.join(WRITTEN)}",
@@ -112,11 +112,10 @@ def _stored(config: DominoConfig) -> dict[str, Any]:
         ),
         "sliding_window": (config.has_sliding_layers, "None", "which counts windows in two ways"),
         "target_layer_ids": (reads_last, "without the last layer", "which reads it before the final norm"),
+        CONVOLUTION: ((config.conv_kernel_size is None) == is_dflash2, "given for DFlash 2 alone", "as in its classes"),
+        "draft_vocab_size": (is_dflash2 and config.draft_vocab_size, "None", "whose DFlash 2 drafts all tokens"),
+        **{name: (getattr(config, name), "None", "which has no such field") for name in SCALES},
     }
-    for name in OF_BLOCKS:
-        is_there, has_some = getattr(config, name) is not None, kind == "dflash2"
-        is_wrong = is_there != has_some if name == CONVOLUTION else is_there and not has_some
-        wrong[name] = is_wrong, "given for DFlash 2 alone", "as its classes are"
     for name, (is_wrong, expected, why) in wrong.items():
         if is_wrong:
             expected = f"{expected} for format='speculators' ({why})"

@@ -135,7 +135,9 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     target.generation_config.repetition_penalty = 1.2
     prompt = prompts.prepare_prompts(target, pair.tokenizer, held_out[:1])[0]
     text = measure.write_text(pair.drafter, target, prompt, max_new_tokens=32)
-    everywhere = measure.measure_variants(pair.drafter, target, text)[AS_CONFIGURED]
+    variants = measure.measure_variants(pair.drafter, target, text)
+    everywhere = variants[AS_CONFIGURED]
+    assert sum(variants[measure.WITHOUT_CONTEXT]) < 0.8 * sum(everywhere)
     most = pair.drafter.config.block_size  # variants leave out the last proposal, which only some of them have
     position, walked, rounds = 0, [], []
     for length in text.acceptance_lengths:

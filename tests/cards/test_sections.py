@@ -80,6 +80,21 @@ def test_the_card_says_what_the_configuration_does():
     assert list(read_sections(text)) == ["usage", "serving", "limits", "citation"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "is_by_plugin"),
+    [
+        ({"projector_type": "dspark"}, False),
+        ({"projector_type": "dflash2", "conv_kernel_size": 2, "shift_label": False}, False),
+        ({"projector_type": "dflash"}, True),
+        ({}, True),
+    ],
+)
+def test_the_card_says_who_needs_the_plugin(fields, is_by_plugin):
+    text = render_card(DominoConfig(**fields), name="mine", target=None)
+    verdict = "takes its export with hf_domino's plugin" if is_by_plugin else "takes its export"
+    assert re.search(rf"^- vLLM [\d. to]+ {verdict}\.$", text, re.MULTILINE)
+
+
 @pytest.mark.parametrize("kind", ["medusa", "eagle3"])
 def test_a_kind_without_export_says_so(kind):
     fields = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}

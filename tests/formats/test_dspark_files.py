@@ -216,7 +216,9 @@ def test_exported_and_loaded_they_draft_as_before(tiny_qwen3, tmp_path, kind, la
     stored = json.loads((tmp_path / "config.json").read_text())
     assert stored == stored_config(again.config, layout, torch.float32)
     if layout == "speculators":
-        assert stored["speculators_config"]["algorithm"] == stored["speculators_model_type"] == again.config.projector_type
+        assert (
+            stored["speculators_config"]["algorithm"] == stored["speculators_model_type"] == again.config.projector_type
+        )
 
 
 @pytest.mark.parametrize(

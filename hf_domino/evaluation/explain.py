@@ -176,10 +176,9 @@ def _explain(
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state())
     session.observe(captured, input_ids.shape[1] - 1)
-    if size is None or why_chain(runner, session, Rule(law, do_sample=False)) is not None:
-        tree = Tree(session.propose(prefixes))
-    else:
-        tree = session.grow(prefixes, drafter.config.num_draft_tokens, None, size)
+    if size is not None and why_chain(runner, session, Rule(law, do_sample=False)) is not None:
+        size = None
+    tree = session.propose(prefixes, drafter.config.num_draft_tokens, num_nodes=size)
     logits, _ = runner.check_block(prefixes.last(), tree)
     seen = tree.seen_by(prefixes)
     parents = torch.arange(tree.num_nodes) if tree.parents is None else tree.parents[0].cpu()

@@ -33,8 +33,8 @@ WRONG_LAYERS, WRONG_SHIFT_LABEL, HARMFUL_HEAD = "wrong layers", "wrong shift_lab
 WRONG_TARGET, WRONG_MODE, UNTRAINED = "wrong target", "wrong chat mode", "untrained"
 REMEDIES = {
     WRONG_LAYERS: "Set config.target_layer_ids to the layers it was trained with.",
-    WRONG_SHIFT_LABEL: "It seems to be read one position off: give that shift_label to from_pretrained, or write it into "
-    "its config.json, in place of sample_from_anchor or query_zero_predicts_next.",
+    WRONG_SHIFT_LABEL: "It seems to be read one position off: give that shift_label to from_pretrained, or write it "
+    "into its config.json, in place of sample_from_anchor or query_zero_predicts_next.",
     HARMFUL_HEAD: "Check that its tensors belong to this backbone, or train with a slower curriculum.",
     WRONG_TARGET: "Load the target it was trained for, at the same revision.",
     WRONG_MODE: "Generate in the mode it was trained in, or train it in the other one too.",

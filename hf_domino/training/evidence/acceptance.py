@@ -120,7 +120,8 @@ def accept_lengths(
 def chosen_logits(drafter: DominoDraftModel, target: TargetModel, *positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits and those that drafts are chosen by: of `draft_logits`, less what a head leaves out."""
     base, corrected = draft_logits(drafter, target, *positions)
-    return base, corrected if drafter.head is None else corrected + (drafter.head.narrow(base) - base)
+    narrowed = base if drafter.head is None else drafter.head.narrow(base)
+    return base, corrected if narrowed is base else corrected + (narrowed - base)
 
 
 def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:

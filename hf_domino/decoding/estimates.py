@@ -10,11 +10,11 @@ from operator import mul
 from hf_domino.decoding.round import STEP, Arm
 
 FIRST_RATE = 0.75  # acceptance of a drafter that fits
-MEMORY = 0.97  # a round: text changes within some 30 of them
+MEMORY = 0.98  # a round: text changes within some 50 of them
 # Cost of a round in single steps, before the clock has been read: of one that drafts, of one that copies, and of each
 # proposal on top. No round costs less than one that copies.
 NOMINAL_ROUND, NOMINAL_COPY, NOMINAL_PROPOSAL = 1.4, 1.1, 0.03
-SHARED_DOUBT, OWN_DOUBT = 0.25, 0.08  # of the logarithm of that, of all arms alike and of each alone
+DOUBT = 0.4  # of the logarithm of that, of all arms alike: machines differ by factors of one and a half
 # Of logarithms of times, a round: drift of the machine's pace and of an arm's own cost, and noise.
 PACE_DRIFT, COST_DRIFT, NOISE = 0.05, 0.015, 0.1
 SURPRISE = 2.5  # standard deviations; what is beyond is the machine's hiccup, or a jump
@@ -41,7 +41,8 @@ class Acceptance:
 
     def rates(self, lift: float = 0.0) -> list[float]:
         """Acceptance rates, each of a chain raised by so many standard deviations."""
-        guesses = self._guesses and self._guesses(lift)
+        # What is guessed is lifted once more.
+        guesses = self._guesses and self._guesses(lift and lift + 1)
         rates, rate = list[float](), FIRST_RATE
         for position, (accepted, seen) in enumerate(zip(self._accepted, self._seen, strict=True)):
             # The first position of chains stands alone: what is long ago is doubted, and not forgotten.
@@ -78,7 +79,9 @@ class Costs:
     """Cost of each arm in single steps: a Kalman filter over logarithms of times.
 
     The machine's pace is one state, by which all times vary, and every arm has one for how it departs from its nominal
-    cost. A single step has none: it shows the pace alone. A time that surprises counts as far as it may be believed.
+    cost. A single step has none: it shows the pace alone. A time that surprises counts as far as it may be believed,
+    and one of a single step makes all costs as doubtful as at first: the pace was taken for a cost, or the other way
+    round.
 
     Args:
         arms (`Sequence[Arm]`): All but the single step.
@@ -91,7 +94,7 @@ class Costs:
         count = len(arms) + 1
         self._means: list[float] = [0.0] * count if like is None else [0.0, *like._means[1:]]
         self.num_readings = dict.fromkeys((STEP, *arms), 0)
-        shared, own = (0.0, 0.0) if is_known else (SHARED_DOUBT**2, OWN_DOUBT**2)
+        shared, own = (0.0, 0.0) if is_known else (DOUBT**2, NOISE**2)
         self._covariance = [[shared + own * (row == column) for column in range(count)] for row in range(count)]
         self._covariance[0] = [100.0] + [0.0] * (count - 1)
         for row in self._covariance[1:]:
@@ -111,18 +114,13 @@ class Costs:
             return 1.0
         return max(self.nominal(arm, num_proposals) * math.exp(self._means[place]), NOMINAL_COPY)
 
-    def doubt(self, arm: Arm, other: Arm) -> float:
-        """Standard error of the logarithm of both costs' ratio."""
-        first, second = self._places.get(arm), self._places.get(other)
-        variance = self._between(first, first) + self._between(second, second) - 2 * self._between(first, second)
-        return math.sqrt(max(variance, 0.0))
+    def doubt(self, arm: Arm) -> float:
+        """Standard error of the logarithm of an arm's cost."""
+        place = self._places[arm]
+        return math.sqrt(max(self._covariance[place][place], 0.0))
 
-    def _between(self, first: int | None, second: int | None) -> float:
-        """Covariance of two arms' states; a single step has none."""
-        return self._covariance[first][second] if first and second else 0.0
-
-    def observe(self, arm: Arm, num_proposals: int, seconds: float) -> bool:
-        """Learn from a round's wall time; returns whether it surprised."""
+    def observe(self, arm: Arm, num_proposals: int, seconds: float) -> None:
+        """Learn from a round's wall time."""
         covariance, place = self._covariance, self._places.get(arm)
         self.num_readings[arm] += 1
         covariance[0][0] += PACE_DRIFT**2
@@ -140,4 +138,7 @@ class Costs:
             [value - first * second / total for value, second in zip(row, seen, strict=True)]
             for row, first in zip(covariance, seen, strict=True)
         ]
-        return surprises
+        if arm is STEP and surprises:
+            self.num_readings[STEP] = 1
+            for row in self._covariance[1:]:
+                row[1:] = [value + DOUBT**2 for value in row[1:]]

@@ -1,8 +1,9 @@
 """The policy of rounds: which arm the next one plays, by what each brought and cost of late.
 
-Arms are a single step of the target, chains of a few lengths, a tree, and a copy where the text offers one. The best by
-tokens per time is played: whole blocks come first, and drafting pauses once it is sure that single steps bring more.
-Another arm is tried where it may still be better, as long as trials lose little.
+Arms are a single step of the target, chains of a few lengths, a tree, and a copy where the text offers one. Of those
+that draft, the best by tokens per time is played, each taken a standard deviation better than what was seen (optimism
+under uncertainty): whole blocks come first. Drafting pauses where single steps are to bring more. While they may not, a
+text drafts on credit: a few single steps, which lost time is taken from and won time goes back to (a CUSUM test).
 
 Under the coupled rule no arm changes the text. Under the residual rule it does. There an arm is chosen before its
 tokens are drawn, which keeps the law. Costs are nominal and nothing is kept between calls, so a seed gives the same
@@ -15,25 +16,26 @@ import math
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 from transformers import GenerationConfig
 
 from hf_domino.decoding.copies import Offer
-from hf_domino.decoding.estimates import NOMINAL_PROPOSAL, Acceptance, Costs
+from hf_domino.decoding.estimates import DOUBT, NOMINAL_PROPOSAL, Acceptance, Costs
 from hf_domino.decoding.round import STEP, Arm, Outcome, Plan
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.stats import Pause
 
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
-BRANCHES_SAVE = 0.25  # share of a chain's rejections that a tree's branches avoid, before it is known
-CHAINS_FIRST = 24  # rounds: in a short text trees have nothing to win
-# Single steps that a text may lose by trials and by drafting in doubt, and share of its time that it may on top.
-LOSS, LOST_SHARE = 2.0, 0.009
-SURE_BY = 1.5  # standard errors by which drafting must lose before it pauses, and may be better where it is tried
-FIRST_GAP, MOST_GAP = 2, 64  # rounds between single steps that are made for their time: twice as many after each
+CHAINS_FIRST = 24  # rounds: in a short text trees have nothing to win, and each target must be tried with one
+# Single steps that a text may lose by drafting in doubt, such as two rounds that bring nothing; and the share of its
+# time that it may on top: a trial in some 150 tokens, so that a drafter that never pays costs less than a hundredth.
+CREDIT, CREDIT_SHARE = 2.0, 0.005
+# Rounds between single steps that are made for their time, where it is in doubt whether drafting pays, and else: what
+# they lose is little where it is, and a hundredth of a text of 128 tokens where it is not.
+GAP, LONG_GAP = 2, 64
 DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
 COPY = Arm(1, is_copied=True)
 
@@ -48,15 +50,10 @@ class _Known:
 
     costs: Costs
     pause: Pause | None = None  # the one that drafting is in
-    gap: int = FIRST_GAP  # rounds between single steps that are made for their time
+    num_drafted: int = 0  # rounds
     rounds_since_step: int = 0
-    num_hard: int = 0  # texts in a row at whose end drafting was paused
-    time: float = 0.0  # of the call's rounds, in single steps
-    lost: float = 0.0  # by trials, and by drafting until it paused
-    losing: float = 0.0  # by drafting of late
-    rival: float = 0.0  # in a trial, tokens per time of the favourite that it replaces
-    num_drafted: int = 0
-    is_doubtful: bool = False  # whether the last single step's time was a surprise
+    most_credit: float = CREDIT  # single steps that the text may lose
+    credit: float = CREDIT  # what is left of it
 
 
 class Policy:
@@ -76,9 +73,8 @@ class Policy:
         self._chains = [self._whole] if is_full else [*(Arm(n) for n in SHORT_CHAINS if n < most), self._whole]
         self._tree = None if size is None else Arm(most, size)
         self._acceptance = Acceptance(most)
-        self._branching = Acceptance(most, self._branches_guessed if self._is_optional else None)
+        self._branching = Acceptance(most, self._acceptance.rates if self._is_optional else None)
         self._known: dict[int, _Known] = {}
-        self._arms = self._chains  # that may draft the round
         self._is_first = True  # the first drafted round of a call, which stores the prompt's context too
 
     def begin_call(self) -> None:
@@ -86,9 +82,8 @@ class Policy:
         self._is_first = True
         for known in self._known.values():
             # Debts are of one text. Where drafting did not pay, the next text is tried for less.
-            known.num_hard = known.num_hard + 1 if known.pause else 0
-            known.time = known.lost = known.losing = 0.0
-            known.pause = known.pause and replace(known.pause, num_steps=0)  # the call before keeps its own
+            known.credit = known.most_credit = known.most_credit / 2 if known.pause else CREDIT
+            known.pause = None
 
     def price(self, num_rows: int) -> float:
         """Tokens per row that the time of one more proposal is worth."""
@@ -107,19 +102,20 @@ class Policy:
         if not room:
             return Plan(STEP, 0)
         known = self._known_of(num_rows)
-        self._arms = self._drafting(known, may_branch)
-        favourite, known.rival = STEP if known.pause else self._best(known), 0.0
-        value = self._value(known, favourite)
-        if self._is_timed and known.pause is None and self._wants_step(known, favourite):
-            return Plan(STEP, 0, is_comparison=True)
-        if offer is not None and offer.expected > value * known.costs.of(COPY, offer.length):
+        best = self._best(known, self._drafting(known, may_branch))
+        if not self._is_full and not self._pays(known, best):
+            known.pause = known.pause or self._pause(known, best)
+            favourite = STEP
+        else:
+            favourite, known.pause = best, None
+            if self._is_timed and self._wants_step(known, best):
+                return Plan(STEP, 0, is_comparison=True)
+        if offer is not None and offer.expected > self._value(known, favourite) * known.costs.of(COPY, offer.length):
             return Plan(COPY, offer.length, offer)
-        if not self._is_full and (trial := self._trial(known, favourite)) is not None:
-            favourite, known.rival = trial, value
         return Plan(
             favourite,
             min(favourite.length, room),
-            pause=known.pause if favourite is STEP else None,
+            pause=known.pause,
             least_chance=0.0 if self._is_full else NOMINAL_PROPOSAL,  # a node that costs more than it brings
         )
 
@@ -127,11 +123,8 @@ class Policy:
         """Learn from a round and its wall time."""
         arm, known = outcome.plan.arm, self._known_of(len(outcome.rows))
         num_proposals = outcome.num_proposed if arm.is_copied else self._width(arm)
-        cost = known.costs.of(arm, num_proposals)
-        known.time += cost
         known.rounds_since_step = known.rounds_since_step + 1 if arm is not STEP else 0
-        if outcome.plan.is_comparison:
-            known.gap = min(2 * known.gap, MOST_GAP)
+        is_trusted = self._value(known, arm) > 1
         for acceptance in (self._acceptance, self._branching) if self._tree else (self._acceptance,):
             acceptance.forget()
         if arm.is_drafted:
@@ -140,53 +133,34 @@ class Policy:
                 acceptance.observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
         if self._is_timed and is_typical:
-            surprises = known.costs.observe(arm, num_proposals, seconds)
-            if arm is STEP and surprises:  # the machine's pace was taken for an arm's cost, or the other way round
-                known.gap = FIRST_GAP
-            known.is_doubtful = surprises if arm is STEP else known.is_doubtful
+            known.costs.observe(arm, num_proposals, seconds)
+        cost = known.costs.of(arm, num_proposals)
+        known.credit += CREDIT_SHARE * cost
         if arm.is_drafted:
             self._is_first, known.num_drafted = False, known.num_drafted + 1
-            if known.rival:
-                known.lost = max(known.lost + cost - outcome.tokens / known.rival, 0.0)
-            else:
-                known.losing = max(known.losing + cost - outcome.tokens, 0.0)
-        if (arm.is_drafted or outcome.plan.is_comparison) and not self._is_full:
-            self._judge(known)
+            # Rounds that were to pay make no debts: these are of trials.
+            least = min(known.credit, 0.0) if is_trusted else -math.inf
+            known.credit = min(max(known.credit + outcome.tokens - cost, least), known.most_credit)
 
     def _wants_step(self, known: _Known, favourite: Arm) -> bool:
         """Whether to make a single step to measure its time: once at first, then often where that is in doubt."""
-        ahead, doubt = math.log(self._value(known, favourite)), known.costs.doubt(favourite, STEP)
-        is_sure = ahead > SURE_BY * doubt and not known.is_doubtful and known.costs.num_readings[STEP]
-        return known.rounds_since_step >= (1 if ahead < 0 else MOST_GAP if is_sure else known.gap)
+        ahead, doubt = math.log(self._value(known, favourite)), known.costs.doubt(favourite)
+        num_readings = known.costs.num_readings[STEP]
+        # A time that was read once or twice may be the machine's hiccup.
+        is_sure = num_readings > 0 and ahead > doubt + DOUBT / num_readings
+        return known.rounds_since_step >= (1 if ahead < 0 else LONG_GAP if is_sure else GAP)
 
-    def _judge(self, known: _Known) -> None:
-        """Pause drafting where it surely brings less than single steps in the same time, or go on with it."""
-        best = self._best(known)
-        ahead, doubt = self._ahead(known, best, STEP)
-        if known.pause is None and (ahead < -SURE_BY * doubt or (ahead < 0 and known.losing > LOSS)):
-            known.lost, known.losing = known.lost + known.losing, 0.0
-        elif known.pause is None or ahead > 0:
-            known.pause = None
-            return
-        cost, readings = known.costs.of(best, self._width(best)), known.costs.num_readings
+    def _pays(self, known: _Known, arm: Arm) -> bool:
+        """Whether a round of an arm is to bring more than single steps, or may do so and there is credit for it."""
+        if known.credit <= 0:
+            return self._value(known, arm) > 1
+        return self._value(known, arm, 1.0) * math.exp(known.costs.doubt(arm)) > 1
+
+    def _pause(self, known: _Known, best: Arm) -> Pause:
+        """Why drafting pauses."""
+        readings = known.costs.num_readings
         num_timed = sum(count for arm, count in readings.items() if arm.is_drafted) if readings[STEP] else 0
-        known.pause = Pause(self._tokens(best), cost, num_timed)
-
-    def _trial(self, known: _Known, favourite: Arm) -> Arm | None:
-        """The arm to try in place of the favourite, if one may well be better."""
-        allowed = LOST_SHARE * known.time - known.lost
-        if known.pause:
-            allowed += LOSS / math.sqrt(1 + known.num_hard)
-        if allowed <= 0:
-            return None
-        lift, found = 0.0 if known.pause else 1.0, list[Arm]()
-        value, most = self._value(known, favourite, lift), self._value(known, favourite, SURE_BY)
-        for arm in self._arms:
-            cost, doubt = known.costs.of(arm, self._width(arm)), known.costs.doubt(arm, favourite)
-            hope = self._tokens(arm, SURE_BY) / (cost * math.exp(-SURE_BY * doubt))
-            if arm is not favourite and hope > most and cost - self._tokens(arm, lift) / value <= allowed:
-                found.append(arm)
-        return min(found, key=lambda arm: known.costs.num_readings[arm], default=None)
+        return Pause(self._tokens(best), known.costs.of(best, self._width(best)), num_timed)
 
     def _drafting(self, known: _Known, may_branch: Callable[[], bool]) -> list[Arm]:
         """Arms that draft."""
@@ -194,15 +168,9 @@ class Policy:
             return self._chains
         return [*self._chains, self._tree] if self._is_optional else [self._tree]
 
-    def _best(self, known: _Known) -> Arm:
-        """The best drafting arm at acceptance a standard deviation above what was seen: whole blocks at first."""
-        return max(self._arms, key=lambda arm: self._value(known, arm, 1.0))
-
-    def _ahead(self, known: _Known, arm: Arm, other: Arm) -> tuple[float, float]:
-        """Logarithm of how much better an arm is than another one, and the standard error of that."""
-        ahead = math.log(self._value(known, arm) / self._value(known, other))
-        lifts = [math.log(self._tokens(one, 1.0) / self._tokens(one)) for one in (arm, other)]
-        return ahead, math.hypot(known.costs.doubt(arm, other), lifts[0] - lifts[1])
+    def _best(self, known: _Known, arms: list[Arm]) -> Arm:
+        """The best of some arms, each at a standard deviation above what was seen."""
+        return max(arms, key=lambda arm: self._value(known, arm, 1.0) * math.exp(known.costs.doubt(arm)))
 
     def _value(self, known: _Known, arm: Arm, lift: float = 0.0) -> float:
         """Tokens in the time of a single step."""
@@ -210,10 +178,6 @@ class Policy:
 
     def _tokens(self, arm: Arm, lift: float = 0.0) -> float:
         return (self._acceptance if arm.tree_size is None else self._branching).tokens(arm.length, lift)
-
-    def _branches_guessed(self, lift: float) -> list[float]:
-        """First guesses of acceptance rates in a tree, whose branches avoid some of a chain's rejections."""
-        return [1 - (1 - BRANCHES_SAVE) * (1 - rate) for rate in self._acceptance.rates(lift)]
 
     @staticmethod
     def _width(arm: Arm) -> int:

@@ -14,7 +14,7 @@ from oracle import oracle, tree_faults
 
 from hf_domino.decoding import loop
 from hf_domino.decoding.copies import Offer, PromptLookup
-from hf_domino.decoding.policy import ADAPTIVE_SIZE, CHAINS_FIRST, Policy, policy_for
+from hf_domino.decoding.policy import ADAPTIVE_SIZE, Policy, policy_for
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.drafter.stats import DecodingStats
 
@@ -118,8 +118,7 @@ def test_a_hopeless_drafter_costs_little(curve):
     for _ in range(12):
         policy.begin_call()
         later.append(run(policy, 0.0, cost))
-    assert statistics.harmonic_mean(later) >= 0.984
-    assert statistics.harmonic_mean(later[6:]) >= 0.987
+    assert statistics.harmonic_mean(later) >= 0.99
 
 
 def test_a_round_of_four_steps_is_given_up_at_once():
@@ -137,6 +136,19 @@ def test_a_good_drafter_is_hardly_disturbed_in_its_first_text(curve, make_clock)
     assert whole > 2
     found = [run(Policy(MOST), 0.8, cost, make_clock(random.Random(seed)), seed=seed) for seed in SEEDS]
     assert min(found) >= 0.97 * whole
+
+
+def test_a_step_that_took_long_once_does_not_decide_for_the_text():
+    """A machine on which whole blocks bring 0.70; a first time of a single step was too long by a factor of three."""
+    cost = costs(1 + 3.6 * 0.3, 3.6 * 0.7 / MOST)
+    speeds = [run(Policy(MOST), 0.7, cost, noisy(random.Random(seed)), seed=seed) for seed in range(12)]
+    assert min(speeds) > 0.8
+    assert statistics.fmean(speeds) > 0.92
+    policy, later = Policy(MOST), []
+    for seed in range(8):
+        policy.begin_call()
+        later.append(run(policy, 0.7, cost, noisy(random.Random(seed)), seed=seed))
+    assert statistics.fmean(later[1:]) > 0.96
 
 
 @pytest.mark.parametrize("make_clock", [spiky, drifting, of_two_speeds, heavy_tailed, preempted])
@@ -188,7 +200,7 @@ def test_drafting_comes_back_when_the_text_gets_easy(is_timed, is_new_call):
         policy.begin_call()
     plans = [played(policy, MOST, costs(*FLAT))[0] for _ in range(200)]
     first = next(index for index, plan in enumerate(plans) if plan.length)
-    assert first <= 64
+    assert first <= 100  # the time of a trial that brings nothing is to be less than a hundredth
     assert sum(plan.length == MOST for plan in plans[first + 10 :]) > 0.9 * len(plans[first + 10 :])
 
 
@@ -256,7 +268,6 @@ def test_trees_are_played_where_they_bring_more(seconds_of_tree, accepted, wins)
         seconds = (seconds_of_tree if plan.arm.tree_size else 2.0) if plan.length else 1.0
         policy.observe(Outcome(plan, [0], plan.arm.tree_size or plan.length, [count + 1]), seconds)
         sizes.append(plan.arm.tree_size)
-    assert set(sizes[:CHAINS_FIRST]) == {None}
     assert (statistics.mode(sizes[-200:]) is not None) == wins
 
 

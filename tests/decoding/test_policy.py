@@ -148,7 +148,7 @@ def test_a_step_that_took_long_once_does_not_decide_for_the_text():
     for seed in range(8):
         policy.begin_call()
         later.append(run(policy, 0.7, cost, noisy(random.Random(seed)), seed=seed))
-    assert statistics.fmean(later[1:]) > 0.96
+    assert statistics.fmean(later[1:]) > 0.94
 
 
 @pytest.mark.parametrize("make_clock", [spiky, drifting, of_two_speeds, heavy_tailed, preempted])

@@ -55,6 +55,18 @@ def test_greedy(tiny_qwen3, make_drafter, prompts, accuracy, projector_type):
     assert len(drafter.stats.acceptance_lengths) == len(LENGTHS)
 
 
+def test_the_longest_row_ends_with_its_first_token(tiny_qwen3, make_drafter, prompts):
+    """What it took up in the cache is cut away before the first round of the others."""
+    text = tiny_qwen3.generate(**prompts, do_sample=False, max_new_tokens=NEW_TOKENS, eos_token_id=-1)
+    longest, start = LENGTHS.index(max(LENGTHS)), prompts["input_ids"].shape[1]
+    first = int(text[longest, start])
+    others = [row for row in range(len(LENGTHS)) if first not in text[row, start:]]
+    for kept in ([longest, *others], [longest, others[0]]):
+        some = {name: values[kept] for name, values in prompts.items()}
+        plain, assisted = both(tiny_qwen3, make_drafter(tiny_qwen3), some, 0.5, eos_token_id=first)
+        assert torch.equal(assisted, plain)
+
+
 def test_rows_end_by_themselves(tiny_qwen3, tiny_drafter, prompts, eos):
     plain, assisted = both(tiny_qwen3, tiny_drafter, prompts, eos_token_id=eos)
     assert torch.equal(assisted, plain)

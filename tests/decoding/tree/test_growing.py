@@ -86,6 +86,21 @@ def test_the_nodes_are_the_likeliest_of_all(tiny_qwen3, kind):
         assert found[path] == pytest.approx(math.exp(chance), rel=1e-4)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", ["greedy", "penalised"])
+def test_rows_of_a_batch_grow_as_if_each_were_alone(tiny_qwen3, kind):
+    drafter, law = build_drafter(tiny_qwen3, draft_pool_size=12), TokenLaw(LogitsProcessorList(LAWS[kind]))
+    prefixes = Prefixes(torch.randint(4, 30, (3, 40)), [40, 33, 28], [0, 1, 2])
+    together, (_, target, hidden, *_) = behind(drafter, tiny_qwen3, prefixes, law=law, num_nodes=9)
+    for row in range(3):
+        own = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
+        alone = grow(DominoLanes(drafter, target, hidden[row : row + 1], own, law, is_tree=True), 9)
+        expected = paths_of(alone)
+        found = {path: chance for path, chance in paths_of(together, row).items() if chance > 1e-6}
+        assert found.keys() >= expected.keys()
+        assert all(found[path] == pytest.approx(chance, rel=1e-4) for path, chance in expected.items())
+
+
 def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
     grow = partial(behind, build_drafter(tiny_qwen3, draft_pool_size=None), tiny_qwen3, PREFIXES, 6)
     whole, _ = grow()

@@ -23,6 +23,7 @@ import commands
 from hf_domino import DominoConfig
 from hf_domino.cards.sections import CARD, mark, read_sections
 from hf_domino.cli.main import parse
+from hf_domino.cli.train import parse_options
 from hf_domino.data.filters import RUN, Exclusions, words_of
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import read_records
@@ -165,6 +166,11 @@ def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
     assert f"| steps | {steps:,} |" in read_sections(dflash)["training"]
     assert "Usage." not in domino
     assert "penalty of 1.04" in (target / CARD).read_text()
+
+
+@pytest.mark.parametrize("path", [RECIPE, smollm2.RECIPE, smollm2.GOING_ON], ids=lambda path: path.stem)
+def test_every_training_of_ours_has_fields_that_there_are(path, tmp_path):
+    parse_options(parse(["train", str(path), f"--output-dir={tmp_path}", "--use-cpu", "true"]))
 
 
 # --- the bundled target ------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 from transformers import AutoTokenizer, set_seed
 
 from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import check_writable
+from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds import KINDS
@@ -44,18 +44,19 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     check_fields(names, shape, data, args)
     check_writable(Path(str(args.output_dir)), "output_dir")
     trainer, checkpoint = make_trainer(names, shape, data, args)
-    trainer.train(resume_from_checkpoint=checkpoint)
-    if trainer.state.global_step < trainer.state.max_steps:
-        return False
-    trainer.save_model()
-    metrics = {} if trainer.eval_dataset is None else trainer.evaluate()
-    trainer.save_state()
-    trainer.create_model_card()
-    if trainer.is_world_process_zero():
-        figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
-        print(*figures, _next_steps(str(names.target), args, data), sep="\n")
-    if metrics:
-        trainer.save_metrics("eval", metrics)
+    with needing_room(Path(str(args.output_dir)), MAKE_ROOM):
+        trainer.train(resume_from_checkpoint=checkpoint)
+        if trainer.state.global_step < trainer.state.max_steps:
+            return False
+        trainer.save_model()
+        metrics = {} if trainer.eval_dataset is None else trainer.evaluate()
+        trainer.save_state()
+        trainer.create_model_card()
+        if trainer.is_world_process_zero():
+            figures = [f"{name:36} {value:.4g}" for name, value in sorted(metrics.items())]
+            print(*figures, _next_steps(str(names.target), args, data), sep="\n")
+        if metrics:
+            trainer.save_metrics("eval", metrics)
     return True
 
 

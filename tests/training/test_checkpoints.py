@@ -44,3 +44,18 @@ def test_a_checkpoint_that_is_written_anew_is_whole_only_at_the_end(
     with pytest.raises(InterruptedError):
         again.train()
     assert last_checkpoint(tmp_path / "run") is None
+
+
+def test_a_full_disk_ends_a_run_in_one_sentence_and_costs_what_came_after_the_last_checkpoint(
+    recipe, train, no_file_beyond, tmp_path, capsys
+):
+    run = tmp_path / "run"
+    assert train(recipe | {"max_steps": 2}) == 0
+    with no_file_beyond((run / "checkpoint-2" / "model.safetensors").stat().st_size // 2):
+        assert train(recipe) == 2
+    said = capsys.readouterr().err
+    assert f"{run} could not be written: File too large." in said
+    assert "What was there before is kept. Make room and run the same command again." in said
+    assert last_checkpoint(run) == str(run / "checkpoint-2")
+    assert train(recipe) == 0
+    assert last_checkpoint(run) == str(run / "checkpoint-4")

@@ -22,7 +22,7 @@ from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import interpret
 from hf_domino.formats.registry import format_of
-from hf_domino.formats.source import CONFIG, check_source, read_config
+from hf_domino.formats.source import CONFIG, check_is_target, check_source, read_config
 from hf_domino.integration.call_checks import check_generation, check_prepared
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.integration.shadow import watched
@@ -123,6 +123,13 @@ def decode_by_default(
 
 
 # --- by name ----------------------------------------------------------------------------------------------------
+
+
+def check_names(model: Any, drafter: str | os.PathLike) -> None:
+    """Refuse a wrong name, and a drafter as the target, before a pipeline loads anything."""
+    check_source(os.fspath(drafter), "assistant_model")
+    if isinstance(model, (str, os.PathLike)):
+        check_is_target(model, "model")
 
 
 def pipeline_drafter(

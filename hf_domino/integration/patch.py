@@ -1,9 +1,9 @@
 """The one patch of Transformers: it lets `generate` and `pipeline` take a Domino drafter as `assistant_model`.
 
 Why a patch: Transformers selects how to draft from a fixed list of private branches, and its pipelines accept an
-assistant by path only if its class is part of Transformers. Four functions are wrapped, each looking only for our
-drafter, the call's own or the target's default one; every other call reaches the original with the arguments it came
-with. `uninstall` puts the originals back.
+assistant by path only if its class is part of Transformers, and look for it only once the target is loaded. Five
+functions are wrapped, each looking only for our drafter, the call's own or the target's default one; every other call
+reaches the original with the arguments it came with. `uninstall` puts the originals back.
 
 Nothing is imported for it: a module is patched when it is imported, and what a drafter needs comes with the first call.
 """
@@ -106,6 +106,17 @@ def _wrap_pipeline_loading(original: Callable) -> Callable:
     return load_assistant_model
 
 
+def _wrap_pipeline(original: Callable) -> Callable:
+    @_wrapper_of(original)
+    def pipeline(task=None, model=None, *args, **kwargs):
+        drafter = kwargs.get("assistant_model")
+        if _is_name(drafter) and is_installed():  # the package may keep this wrapper
+            _assisted_call().check_names(model, drafter)
+        return original(task, model, *args, **kwargs)
+
+    return pipeline
+
+
 # Module of Transformers -> function -> (class that has it, or None for the module itself; its wrapper).
 _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]] = {
     "transformers.generation.utils": {
@@ -114,6 +125,7 @@ _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]
         "_sample": ("GenerationMixin", _wrap_decoding),
     },
     "transformers.pipelines.base": {"load_assistant_model": (None, _wrap_pipeline_loading)},
+    "transformers.pipelines": {"pipeline": (None, _wrap_pipeline)},
 }
 
 

@@ -27,6 +27,7 @@ from transformers import (
     GenerationMixin,
     LlamaConfig,
     LlamaForCausalLM,
+    pipelines,
 )
 from transformers.pipelines import base as pipelines_base
 
@@ -187,6 +188,7 @@ def functions():
     names = {
         GenerationMixin: ("_validate_generation_mode", "_assisted_decoding", "_sample"),
         pipelines_base: ("load_assistant_model",),
+        pipelines: ("pipeline",),
     }
     return [getattr(owner, name) for owner, names in names.items() for name in names]
 

@@ -40,12 +40,21 @@ def test_two_names_without_network(offline, cache, saved_pair):
     assert generator(TEXT, **OPTIONS) == pipeline(model=str(saved_pair[0]))(TEXT, **OPTIONS)
 
 
-def test_a_mistyped_drafter(saved_pair):
+def test_a_mistyped_drafter(saved_pair, tmp_path):
+    """Said before anything is loaded: the target's folder is empty."""
     name = saved_pair[1].with_name(saved_pair[1].name + "x")
     with pytest.raises(ValueError, match=rf"assistant_model must be a folder or.*Did you mean '{saved_pair[1]}'\?"):
-        pipeline(model=str(saved_pair[0]), assistant_model=str(name))
+        pipeline(model=str(tmp_path), assistant_model=str(name))
+    unpatched = transformers.pipeline.__wrapped__  # as scripts have it that imported it before hf_domino
+    with pytest.raises(ValueError, match=rf"assistant_model must be a folder or.*Did you mean '{saved_pair[1]}'\?"):
+        unpatched("text-generation", model=str(saved_pair[0]), assistant_model=str(name))
 
 
 def test_not_cached_and_offline(offline, saved_pair):
     with pytest.raises(ValueError, match=r"'user/nothing'.*was not downloaded before, and .* offline mode is enabled"):
         pipeline(model=str(saved_pair[0]), assistant_model="user/nothing")
+
+
+def test_a_drafter_is_no_model_to_generate_with(saved_pair):
+    with pytest.raises(ValueError, match=r"model must be a target, got 'a drafter .*swapped\?"):
+        pipeline(model=str(saved_pair[1]), assistant_model=str(saved_pair[0]))

@@ -129,7 +129,7 @@ def check_names(model: Any, drafter: str | os.PathLike) -> None:
     """Refuse a wrong name, and a drafter as the target, before a pipeline loads anything."""
     check_source(os.fspath(drafter), "assistant_model")
     if isinstance(model, (str, os.PathLike)):
-        check_is_target(model, "model")
+        check_is_target(os.fspath(model), "model")
 
 
 def pipeline_drafter(

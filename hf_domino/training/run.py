@@ -100,6 +100,9 @@ def check_fields(
     if args.shard_target and names.cache_hidden_states:
         remedy = "Leave shard_target out: from the cache the target does not run."
         raise refusal("shard_target with cache_hidden_states", False, True, remedy)
+    if args.eval_strategy != "no" and data.eval_file is None:
+        remedy = "Set eval_file too."
+        raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, remedy)
     overrides = shape.overrides()
     if names.drafter is None and args.train_only is not None:
         remedy = "Name the drafter it starts from: --drafter FOLDER."

@@ -44,8 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("vLLM's server").add_argument
     add("--vllm", metavar="PYTHON", help="compare with us vLLM's server of this Python's environment")
     add("--num-proposals", type=positive_int, help="proposals of a round (default: block_size - 1)")
-    at_once_help = "requests open together, a run each (default: 1,8)"
-    add("--at-once", type=_counts, default=(1, 8), help=at_once_help)
+    at_once_help = "requests open together, a run each"
+    add("--at-once", type=_counts, default="1,8", help=at_once_help)
     flags_help = 'more flags of vLLM\'s server, as --server-flags="--enforce-eager"'
     add("--server-flags", type=shlex.split, default=[], help=flags_help)
     parser.add_argument("--json", action="store_true", help="print JSON")

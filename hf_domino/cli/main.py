@@ -94,7 +94,10 @@ def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str 
             add(subparser)
             subparser.add_argument("--traceback", action="store_true", help="show where an error came from")
             subparser.epilog = f"examples:\n{command.EXAMPLES}"
-    return parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:  # said with the usage of the command, not of the whole program
+        subparsers.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
+    return options
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

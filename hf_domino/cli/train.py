@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import signal
+import sys
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
@@ -77,7 +78,7 @@ def _begin(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino train`; returns 143 where SIGTERM ended the training early."""
+    """Run `hf-domino train`; returns 130 or 143 where Ctrl-C or SIGTERM ended the training early."""
     from hf_domino.pair import find_drafter, find_target
     from hf_domino.training.run import train
 
@@ -86,7 +87,23 @@ def run(options: argparse.Namespace) -> int:
         raise ValueError("target must be set, as --target or in the YAML file.")
     names.target = find_target(names.target, "target")
     names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
-    return 0 if train(names, shape, data, args) else BY_SIGNAL + signal.SIGTERM
+    ended_by, before = [signal.SIGTERM], signal.getsignal(signal.SIGINT)
+
+    def interrupt(*_: Any) -> None:
+        """Save a checkpoint as on SIGTERM; at once end what has none, or is asked twice."""
+        if signal.SIGINT in ended_by or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            raise KeyboardInterrupt
+        print("The training saves a checkpoint and ends; Ctrl-C again ends it at once.", file=sys.stderr)
+        ended_by.append(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+
+    if args.world_size == 1:  # several processes would save at different steps
+        args.enable_jit_checkpoint = True
+        signal.signal(signal.SIGINT, interrupt)
+    try:
+        return 0 if train(names, shape, data, args) else BY_SIGNAL + ended_by[-1]
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:

@@ -20,7 +20,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.command import with_states
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
-from hf_domino.training.runs.resuming import prepare_folder
+from hf_domino.training.runs.resuming import alone_in_folder, delete_run, find_checkpoint
 from hf_domino.training.scale.sharding import place_target
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
@@ -43,8 +43,10 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     """
     check_fields(names, shape, data, args)
     check_writable(Path(str(args.output_dir)), "output_dir")
-    trainer, checkpoint = make_trainer(names, shape, data, args)
-    with needing_room(Path(str(args.output_dir)), MAKE_ROOM):
+    with alone_in_folder(args), needing_room(Path(str(args.output_dir)), MAKE_ROOM):
+        trainer, checkpoint = make_trainer(names, shape, data, args)
+        if names.overwrite:
+            delete_run(args)
         trainer.train(resume_from_checkpoint=checkpoint)
         if trainer.state.global_step < trainer.state.max_steps:
             return False
@@ -75,7 +77,7 @@ def make_trainer(
     else:
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)
-    checkpoint = prepare_folder(args, drafter.config, names.overwrite)
+    checkpoint = find_checkpoint(args, drafter.config, names.overwrite)
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows[0], args)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
@@ -88,8 +89,11 @@ def test_a_copy_in_another_dtype_and_place_goes_on(finished, recipe, train, save
     assert DominoDraftModel.from_pretrained(finished).config.target_dtype == "bfloat16"
 
 
-def test_overwriting_starts_again(finished, recipe, train, other_target, capsys):
+def test_overwriting_starts_again(finished, recipe, train, other_target, tmp_path, capsys):
     (finished / "notes.txt").write_text("mine")
+    (tmp_path / "bad.jsonl").write_text('{"input_ids": "none"}\n')
+    assert train(recipe | {"train_file": str(tmp_path / "bad.jsonl")}, "--overwrite", "true") == 2
+    assert (finished / "checkpoint-4").exists()  # until the new run can begin
     change = {"target": str(other_target), "block_size": 6, "max_steps": 2, "eval_file": None}
     assert train(recipe | change, "--overwrite", "true") == 0
     assert sorted(path.name for path in finished.glob("checkpoint-*")) == ["checkpoint-2"]
@@ -97,6 +101,12 @@ def test_overwriting_starts_again(finished, recipe, train, other_target, capsys)
     assert (finished / "notes.txt").read_text() == "mine"
     assert train(recipe, "--overwrite", "true", f"--resume_from_checkpoint={finished / 'checkpoint-2'}") == 2
     assert "resume_from_checkpoint with overwrite must be None" in capsys.readouterr().err
+
+
+def test_a_second_run_in_a_folder_is_refused(recipe, train, capsys):
+    with FileLock(f"{recipe['output_dir']}.lock"):
+        assert train(recipe) == 2
+    assert "output_dir must be a folder in which no training is at work" in capsys.readouterr().err
 
 
 def test_a_run_that_goes_on_logs_as_it_is_asked_to_and_warns_of_nothing(recipe, train, tmp_path, caplog, monkeypatch):

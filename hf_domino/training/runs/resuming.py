@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.refusal import refusal
@@ -27,25 +30,37 @@ KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_o
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
 
-def prepare_folder(args: DominoTrainingArguments, config: DominoConfig, overwrite: bool = False) -> str | None:
+@contextmanager
+def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
+    """Refuse a second run in `output_dir` while one is at work there: each would delete the other's checkpoints."""
+    lock = FileLock(f"{args.output_dir}.lock")
+    if args.process_index == 0:
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            expected, remedy = "a folder in which no training is at work", "Wait for it, or choose another."
+            raise refusal("output_dir", expected, str(args.output_dir), remedy) from None
+    try:
+        yield
+    finally:
+        if lock.is_locked:
+            lock.release()
+            Path(lock.lock_file).unlink(missing_ok=True)
+
+
+def find_checkpoint(args: DominoTrainingArguments, config: DominoConfig, overwrite: bool = False) -> str | None:
     """Find the checkpoint in `output_dir` that a run goes on from, before any work.
 
     Args:
         args (`DominoTrainingArguments`): Of this run.
         config (`DominoConfig`): Of its drafter, which names its target.
-        overwrite (`bool`, *optional*, defaults to `False`): Delete the checkpoints and records of an earlier run.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether it starts again.
     """
     folder = Path(str(args.output_dir))
     if overwrite:
         if args.resume_from_checkpoint:
             remedy = "Leave one of them out: a run goes on or starts again."
             raise refusal("resume_from_checkpoint with overwrite", None, args.resume_from_checkpoint, remedy)
-        if args.process_index == 0:
-            for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-                shutil.rmtree(path, ignore_errors=True)
-            for name in (STATE_FILE, RUN_FILE):
-                (folder / name).unlink(missing_ok=True)
-        args.distributed_state.wait_for_everyone()
         return None
     checkpoint = args.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint:
@@ -54,6 +69,17 @@ def prepare_folder(args: DominoTrainingArguments, config: DominoConfig, overwrit
         remedy = f"Start from its drafter, --drafter {folder} with another output_dir, or use --overwrite true."
         raise refusal(f"{folder}, which holds a finished run,", "with checkpoints", "none", remedy)
     return checkpoint
+
+
+def delete_run(args: DominoTrainingArguments) -> None:
+    """Delete the checkpoints and records of an earlier run in `output_dir`."""
+    folder = Path(str(args.output_dir))
+    if args.process_index == 0:
+        for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            shutil.rmtree(path, ignore_errors=True)
+        for name in (STATE_FILE, RUN_FILE):
+            (folder / name).unlink(missing_ok=True)
+    args.distributed_state.wait_for_everyone()
 
 
 def check_resumable(checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments) -> None:

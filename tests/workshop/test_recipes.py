@@ -124,7 +124,7 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
     assert f"--output_dir={tmp_path / 'runs' / 'smollm2'}" in first
     measured = [parse(words) for words in run[6:]]
     assert [(one.num_prompts, one.dtype, one.batch_size) for one in measured] == [
-        (20, "bfloat16", 1), (8, "float32", 1), (6, "bfloat16", 1),
+        (24, "bfloat16", 1), (8, "float32", 1), (6, "bfloat16", 1),
     ]  # fmt: skip
     assert all(one.resume and set(one.methods) <= set(MEASURABLE) for one in measured)
     text = (made.drafter / CARD).read_text()

@@ -34,7 +34,7 @@ ROWS_PER_STEP = (16, 64)  # over all processes, in each training
 SPEED = "prompt_lookup,domino_adaptive,domino_lookup"
 EQUALITY = "domino,domino_lookup"
 MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once, methods
-    "results.jsonl": (SHORT_PROMPTS, 20, "bfloat16", 1, SPEED),
+    "results.jsonl": (SHORT_PROMPTS, 24, "bfloat16", 1, SPEED),
     "results-fp32.jsonl": (SHORT_PROMPTS, 8, "float32", 1, EQUALITY),
     "results-long.jsonl": (LONG_PROMPTS, 6, "bfloat16", 1, SPEED),
 }

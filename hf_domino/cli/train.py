@@ -6,6 +6,7 @@ import argparse
 import json
 import signal
 import sys
+import threading
 from collections.abc import Collection
 from dataclasses import fields
 from pathlib import Path
@@ -97,13 +98,16 @@ def run(options: argparse.Namespace) -> int:
         ended_by.append(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
 
-    if args.world_size == 1:  # several processes would save at different steps
+    # Several processes would save at different steps, and only a main thread is asked.
+    listens = args.world_size == 1 and threading.current_thread() is threading.main_thread()
+    if listens:
         args.enable_jit_checkpoint = True
         signal.signal(signal.SIGINT, interrupt)
     try:
         return 0 if train(names, shape, data, args) else BY_SIGNAL + ended_by[-1]
     finally:
-        signal.signal(signal.SIGINT, before)
+        if listens:
+            signal.signal(signal.SIGINT, before)
 
 
 def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:

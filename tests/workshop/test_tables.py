@@ -79,4 +79,4 @@ def test_what_training_took_is_what_the_cards_say(page):
     ours, chat = minutes
     text = " ".join((ROOT / page).read_text().split())
     assert f"the bundled one took {minutes[ours]} minutes on two CPU cores" in text
-    assert f"the last {steps[chat]} of 3,520 steps of SmolLM2's drafter {minutes[chat]} minutes" in text
+    assert f"the last {steps[chat]} of 4,220 steps of SmolLM2's drafter {minutes[chat]} minutes on an H200" in text

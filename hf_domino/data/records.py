@@ -73,7 +73,9 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False) -
 
     def records() -> Iterator[PlacedRecord]:
         with _told(name):
-            table = datasets.load_dataset(path, config or None, split=chosen, streaming=streaming)
+            # Of a folder that split alone is read: others may have other columns.
+            alone = {chosen: files[chosen]} if folder.is_dir() and chosen in files else None
+            table = datasets.load_dataset(path, config or None, data_files=alone, split=chosen, streaming=streaming)
             yield from from_table(table, f"{name} ({chosen})").records()
 
     # Names of files on the Hub hold the commit they are of.

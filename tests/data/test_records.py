@@ -59,10 +59,10 @@ def test_several_files_are_read_as_one(tmp_path, word_tokenizer):
 
 
 def test_a_folder_of_files(tmp_path, word_tokenizer):
-    # As a data set on the Hub is one, with two splits.
+    # As a data set on the Hub is one, with two splits of other columns.
     folder = str(tmp_path)
     write_lines(tmp_path / "train.jsonl", [{"text": text} for text in TEXTS])
-    write_lines(tmp_path / "test.jsonl", [{"text": "t20 t21"}])
+    write_lines(tmp_path / "test.jsonl", [{"text": "t20 t21", "topic": [{"name": "t"}]}])
     assert ids(from_dataset(folder), word_tokenizer) == [[4, 5], [6, 7], [8, 9]]
     assert ids(from_dataset(folder, "test"), word_tokenizer) == [[20, 21]]
     with pytest.raises(ValueError, match=r"split of .* must be one of train, test, got 'eval'. Set train_split"):

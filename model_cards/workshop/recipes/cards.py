@@ -37,11 +37,11 @@ ABOUT_SMOLLM2 = f"""
 Trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` has it, in four bits, de-quantised to bf16:
 `python model_cards/workshop recipe smollm2` makes it again. With the original weights acceptance is expected to be
 close, and was not measured; where the Hub can be reached, `hf-domino bench --target {HUB_NAME} --drafter FOLDER` does
-it. The drafter began with the weights of the target's last layers (`start_from_target`), and had 3,520 steps on two
-cores before the 700 that are told above, on an H200 beside other work. The prompts it was measured on are
-`model_cards/workshop/recipes/smollm2_prompts.jsonl` and, of about 1,500 tokens each, for `results-long.jsonl`,
-`model_cards/workshop/recipes/smollm2_long_prompts.jsonl`. The text it was trained on, in `text`, was written apart
-from them; rows of `serving`, `gpu-speed` and `sampled-speed` are of the drafter before the last 700 steps.
+it. The drafter began with the weights of the target's last layers (`start_from_target`). It had 3,520 steps on two
+cores, and then on an H200, beside other work, 700 of 64 rows, 1,400 of 32, and those that are told above. The prompts
+it was measured on are `model_cards/workshop/recipes/smollm2_prompts.jsonl` and, of about 1,500 tokens each, for
+`results-long.jsonl`, `model_cards/workshop/recipes/smollm2_long_prompts.jsonl`. The text it was trained on, in `text`,
+was written apart from them; rows of `serving`, `gpu-speed` and `sampled-speed` are of the drafter of 3,520 steps.
 """
 
 

@@ -1,8 +1,8 @@
 """A drafter for SmolLM2-135M-Instruct, from nothing: target, text in its own words, drafter, rows, card.
 
 Every stage leaves its result in the work folder and is skipped if that is there. The work folder holds a pair then:
-`smollm2-135m-instruct` with its `-domino` beside it. The drafter is trained twice: from nothing as two cores can, and
-further with convolutions and more text as a GPU can.
+`smollm2-135m-instruct` with its `-domino` beside it. The drafter is trained from nothing as two cores can, and three
+times further, with convolutions and more text, as a GPU can.
 """
 
 from __future__ import annotations
@@ -28,9 +28,14 @@ from recipes.smollm2_tasks import write_tasks
 RECIPE, GOING_ON = (Path(__file__).with_name(name) for name in ("smollm2.yaml", "smollm2_going_on.yaml"))
 LONG_PROMPTS = Path(__file__).with_name("smollm2_long_prompts.jsonl")
 HELD_OUT = "evaluation.parquet"
-PARTS = (3072, 3072, 16384)  # prompts of each, which is a file of its own; the last was written on a GPU
+PARTS = (3072, 3072, 16384, 8192, 8192)  # prompts of each, a file of its own; those of three were answered on a GPU
 EVALUATION_ROWS = 32
-ROWS_PER_STEP = (16, 64)  # over all processes, in each training
+TRAININGS = (  # recipe, rows of a step over all processes, and what is set otherwise
+    (RECIPE, 16, ()),
+    (GOING_ON, 64, ()),
+    (GOING_ON, 32, ("--max_steps=1400", "--seed=9")),
+    (GOING_ON, 32, ("--max_steps=1100", "--seed=11", "--lambda_base_start=0.2")),
+)
 SPEED = "prompt_lookup,domino_adaptive,domino_lookup"
 EQUALITY = "domino,domino_lookup"
 MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once, methods
@@ -118,21 +123,21 @@ class SmolLM2Recipe:
     @property
     def run_folder(self) -> Path:
         """Folder of the last training."""
-        return self.work / "runs" / GOING_ON.stem
+        return self.work / "runs" / str(len(TRAININGS))
 
     def train(self) -> Path:
         """Train a drafter from nothing, go on with it, and save it as bf16 beside the target."""
         if (self.drafter / "config.json").exists():
             return self.drafter
-        data, beginning = self.write_text(), self.work / "runs" / RECIPE.stem
+        data = self.write_text()
         texts = (f"--train_file={data}", "--train_split=train", f"--eval_file={data / HELD_OUT}")
-        states = (f"--cache_hidden_states={self.work / 'states'}",)  # the target is as dear as the drafter on two cores
-        trainings = ((RECIPE, beginning, states), (GOING_ON, self.run_folder, (f"--drafter={beginning}",)))
-        for rows, (recipe, run, more) in zip(ROWS_PER_STEP, trainings, strict=True):
-            processes = min(self.processes, rows)
+        begin = f"--cache_hidden_states={self.work / 'states'}"  # the target is as dear as the drafter on two cores
+        for number, (recipe, rows, otherwise) in enumerate(TRAININGS, start=1):
+            run, processes = self.work / "runs" / str(number), min(self.processes, rows)
             batch = f"--per_device_train_batch_size={rows // processes}"
             folders = (f"--target={self.target}", f"--output_dir={run}")
-            torchrun(processes, HF_DOMINO, "train", str(recipe), *folders, *texts, *more, batch)
+            torchrun(processes, HF_DOMINO, "train", str(recipe), *folders, *texts, begin, *otherwise, batch)
+            begin = f"--drafter={run}"
         drafter = DominoDraftModel.from_pretrained(self.run_folder, dtype=torch.bfloat16)
         drafter.save_pretrained(self.drafter, max_shard_size="15MB")
         return self.drafter

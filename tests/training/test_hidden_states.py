@@ -14,13 +14,16 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_domino import DominoDraftModel
-from hf_domino.data.packing import PackedRows, collate_rows
+from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.data.rows import load_rows
+from hf_domino.target.identity import identify
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
 from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
+from hf_domino.training.objective.anchors import collate_rows
 
 METRICS = ("loss", "base_loss", "corrected_loss", "acceptance_length", "eval_loss", "eval_walked_acceptance_length")
 
@@ -68,17 +71,20 @@ def test_training_from_states_of_the_same_forwards_is_the_same(
     assert all(torch.equal(weight, weights[name]) for name, weight in from_states.drafter.state_dict().items())
 
 
-def test_batches_are_padded_and_packed_and_read_by_other_processes(greedy_rows, cached):
+def test_batches_are_padded_and_read_by_other_processes(greedy_rows, cached):
     rows = cached(greedy_rows, tokens_per_forward=200)
     states = [row["hidden_states"] for row in rows]
     batch = next(iter(DataLoader(rows, batch_size=3, collate_fn=collate_rows, num_workers=1)))
     for padded, expected in zip(batch["hidden_states"], states[:3], strict=True):
         assert torch.equal(padded[: len(expected)], expected)
         assert not padded[len(expected) :].any()
-    packed = PackedRows(rows, max_length=100)
-    assert max(map(len, packed.bins)) == 2
-    for bin_rows, row in zip(packed.bins, packed, strict=True):
-        assert torch.equal(row["hidden_states"], torch.cat([states[index] for index in bin_rows]))
+
+
+def test_no_states_are_read_for_the_order_of_rows(target, make_drafter, make_trainer, greedy_rows, cached, monkeypatch):
+    rows = cached(greedy_rows)
+    trainer = make_trainer(make_drafter(target), rows, train_sampling_strategy="group_by_length")
+    monkeypatch.setattr(CachedRows, "__getitem__", lambda *args: pytest.fail("states were read"))
+    assert sorted(trainer.get_train_dataloader().batch_sampler.sampler) == list(range(len(rows)))
 
 
 def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, greedy_rows, cached, tmp_path, monkeypatch):
@@ -169,6 +175,19 @@ def test_the_command_writes_them_once(recipe, train, saved_pair, tmp_path, monke
     assert train(recipe, "--max_steps", "5") == 0
 
 
+def test_a_target_in_several_places_writes_for_the_command(recipe, train, saved_pair, tmp_path, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained(saved_pair[0])
+    modules = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places = modules | {f"model.layers.{index}": ("cpu", "disk")[index % 2] for index in range(4)}
+    target = AutoModelForCausalLM.from_pretrained(saved_pair[0], device_map=places)
+    assert identify(target).weights_digest == "offloaded"
+    config = DominoConfig.for_target(target.config, tokenizer)
+    rows = load_rows(recipe["train_file"], tokenizer)
+    StateWriter(target, config, tmp_path / "states", final=True).write(rows, progress=False)
+    monkeypatch.setattr(type(target), "forward", lambda *args, **inputs: pytest.fail("the target ran"))
+    assert train(recipe | {"cache_hidden_states": str(tmp_path / "states"), "distillation_weight": 1.0}) == 0
+
+
 @pytest.mark.slow
 def test_two_processes_write_and_train_as_one(recipe, tmp_path):
     weights = []
@@ -177,8 +196,7 @@ def test_two_processes_write_and_train_as_one(recipe, tmp_path):
         fields = recipe | {"output_dir": str(tmp_path / path.stem), "cache_hidden_states": str(tmp_path / f"s{world}")}
         fields |= {"per_device_train_batch_size": 4 // world, "optim": "sgd", "max_steps": 2, "cache_dtype": "auto"}
         # Steps are large beside the tolerance.
-        fields |= {"num_anchors": 6, "learning_rate": 0.1, "distillation_weight": 0.5, "packing": True}
-        fields |= {"max_length": 64}
+        fields |= {"num_anchors": 6, "learning_rate": 0.1, "distillation_weight": 0.5}
         path.write_text(yaml.safe_dump(fields))
         command = [sys.executable, *launcher, "-m", "hf_domino.cli", "train", str(path)]
         subprocess.run(command, check=True, capture_output=True, timeout=240)

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from hf_domino.data.packing import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.forward import draft_blocks, read_target
+from hf_domino.training.objective.forward import STATES, draft_blocks, read_target
 from hf_domino.training.objective.losses import corrected_positions, draft_logits
 
 ANCHORS_PER_FORWARD = 64
@@ -92,7 +91,7 @@ def accept_lengths(
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors.expand(2, -1)
-    features = drafter.fuse_context(read_target(target, batch).captured) if sees_context else None
+    features = drafter.fuse_context(read_target(target, batch)[0]) if sees_context else None
     is_corrected, lengths = corrected_positions(config, anchors.device), []
     penalty = target.model.generation_config.repetition_penalty
     for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):

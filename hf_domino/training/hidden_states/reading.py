@@ -16,9 +16,9 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.packing import STATES
 from hf_domino.data.rows import RowCounts
 from hf_domino.training.hidden_states.folder import INDEX_FILE, StateSettings, find_rows
+from hf_domino.training.objective.forward import STATES
 
 
 class CachedRows(Dataset):
@@ -27,7 +27,7 @@ class CachedRows(Dataset):
     Args:
         rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`.
         folder (`str` or `Path`): Where [`StateWriter`] wrote them.
-        target (`PreTrainedModel`): The target, or its embeddings and lm_head.
+        target (`PreTrainedModel`): The target.
         config (`DominoConfig`): Of the drafter that is to read them.
         final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed.
 
@@ -60,11 +60,6 @@ class CachedRows(Dataset):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row, without reading any."""
-        return [end - start for _, start, end in self._places]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}  # maps of files are opened anew in each process

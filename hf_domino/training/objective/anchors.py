@@ -1,15 +1,15 @@
-"""Anchors and labels of a training batch: which blocks are trained, and on what.
+"""Batches of rows, their anchors and labels: which blocks are trained, and on what.
 
 Many anchors of a sequence are trained side by side, each scored on the tokens that its block would propose (arXiv
 2605.29707, 2602.06036).
 
-Shapes: B batch, S sequence length, N blocks per row, K block size.
+Shapes: B batch, S sequence length, C hidden states kept per token, H hidden size, N blocks per row, K block size.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.kinds.view import UNUSED, block_positions, gather_positions
+from hf_domino.training.objective.forward import STATES
 
 TRAINING_STREAM, EVALUATION_STREAM = range(2)  # keep apart what is drawn for one use and another
 
@@ -29,8 +30,7 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
     what one large batch does. Rows with the same tokens draw the same.
 
     Args:
-        batch (`Mapping[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`, and
-            `position_ids` `[B, S]` where rows are packed.
+        batch (`Mapping[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`.
         num_anchors (`int`): Most anchors of a row.
         seeds (`int`): Seeds beside the row's tokens.
 
@@ -38,11 +38,9 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
         `torch.Tensor`: `[B, N]` int64 on the batch's device, increasing, filled up with `UNUSED`; N is at least 1.
     """
     rows = []
-    # Their own token and its successor are both supervised, and of one row.
+    # Their own token and its successor are both supervised.
     candidates = F.pad(batch["loss_mask"].bool(), (0, 1))
     candidates = candidates[:, :-1] & candidates[:, 1:]
-    if "position_ids" in batch:
-        candidates &= F.pad(batch["position_ids"][:, 1:] != 0, (0, 1))
     for row, ids, seen in zip(candidates.cpu(), batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True):
         digest = hashlib.sha256(repr((*seeds, *ids[seen.bool()].tolist())).encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
@@ -52,6 +50,36 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
     anchors = pad_sequence(rows, batch_first=True, padding_value=UNUSED)
     anchors = anchors if anchors.shape[1] else anchors.new_full((len(rows), 1), UNUSED)
     return anchors.to(batch["input_ids"].device)
+
+
+def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:
+    """Pad rows on the right to a length S that is a multiple.
+
+    Returns:
+        `dict[str, torch.Tensor]`: `input_ids`, `loss_mask` and `attention_mask`, `[B, S]` int64; of rows that carry
+        them `hidden_states` `[B, S, C, H]`, too.
+
+    Raises:
+        ValueError: If they are not such rows, but records of text from a dataset without length.
+    """
+    if "loss_mask" not in rows[0]:
+        fields = ", ".join(f"`{field}`" for field in rows[0])
+        raise ValueError(f"rows must have `input_ids` and `loss_mask`, got {fields}: load them with load_rows.")
+    names = ("input_ids", "loss_mask")
+    columns = {name: [torch.as_tensor(row[name], dtype=torch.int64) for row in rows] for name in names}
+    columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
+    if STATES in rows[0]:
+        columns[STATES] = [row[STATES] for row in rows]
+    return {
+        name: _padded(values, multiple, pad_token_id if name == "input_ids" else 0) for name, values in columns.items()
+    }
+
+
+def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor:
+    """Stack rows `[S, ...]` of several lengths, padded on the right to a multiple."""
+    padded = pad_sequence(rows, batch_first=True, padding_value=value)
+    spare = -padded.shape[1] % multiple
+    return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value) if spare else padded
 
 
 def collate_and_draw(
@@ -76,7 +104,7 @@ def block_labels(
 
     Args:
         batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`; `loss_mask` `[B, S]`, nonzero where the token is
-            supervised; `anchors` `[B, N]`; where rows are packed `position_ids` `[B, S]`: a label is of its own row.
+            supervised; `anchors` `[B, N]`.
         config (`DominoConfig`): For `block_size` and `label_offset`.
         loss_decay (`float`): Positions after which a weight has fallen to 1/e.
 
@@ -88,9 +116,5 @@ def block_labels(
     steps = torch.arange(config.block_size, device=anchors.device)  # [K]
     valid = (anchors != UNUSED)[..., None] & (positions < input_ids.shape[1]) & (steps >= offset)
     valid = valid & gather_positions(batch["loss_mask"], positions).bool()
-    if "position_ids" in batch:
-        position_ids = batch["position_ids"]
-        places = position_ids.gather(1, anchors.clamp(min=0))[..., None] + positions - anchors[..., None]
-        valid = valid & (gather_positions(position_ids, positions) == places)
     decay = torch.exp(-(steps - offset).clamp(min=0) / loss_decay)
     return gather_positions(input_ids, positions), valid * decay

@@ -2,68 +2,57 @@
 
 The target runs once over the sequences; the drafter then drafts every block, and its head reads the true tokens.
 
-Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden size, G width of a head's state.
+Shapes: B batch, S sequence length, C hidden states kept per token, N blocks per row, K block size, H hidden size,
+G width of a head's state.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.packing import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions, gather_positions
-from hf_domino.target.view import TargetModel
+from hf_domino.target.view import Captured, TargetModel
 
+STATES = "hidden_states"  # of rows that carry the target's, `[S, C, H]`
 # Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.
 SAME_LOGITS_TOL = 0.05
 PROBED_TOKENS = 8  # the first ones of the vocabulary
 
 
-class TargetStates(NamedTuple):
-    """What is read of the target over a batch.
-
-    Args:
-        captured (`tuple[torch.Tensor, ...]`): Hidden states of the captured layers, each `[B, S, H]`.
-        final (`torch.Tensor`, *optional*): The last hidden state `[B, S, H]`, which lm_head reads.
-    """
-
-    captured: tuple[torch.Tensor, ...]
-    final: torch.Tensor | None = None
-
-
 @torch.no_grad()
-def read_target(target: TargetModel, batch: Mapping[str, torch.Tensor], final: bool = False) -> TargetStates:
+def read_target(
+    target: TargetModel, batch: Mapping[str, torch.Tensor], final: bool = False
+) -> tuple[Captured, torch.Tensor | None]:
     """What the drafter reads of a batch: the hidden states that it carries, or those of a forward over it.
 
     Args:
         target (`TargetModel`): The frozen target.
         batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`, with padding only on the right, where a causal
-            target cannot see it; `position_ids` `[B, S]` where rows are packed, from which Transformers makes the mask
-            that keeps them apart; or `hidden_states` `[B, S, C, H]` of [`~training.CachedRows`].
+            target cannot see it; or `hidden_states` `[B, S, C, H]` of [`~training.CachedRows`].
         final (`bool`, *optional*, defaults to `False`): Also what lm_head reads.
 
     Returns:
-        `TargetStates`: Hidden states, on the device of `input_ids`.
+        `tuple`: Hidden states of the captured layers, each `[B, S, H]`, and the last one `[B, S, H]` or None, on the
+        device of `input_ids`.
     """
     if STATES in batch:
         states, num_layers = batch[STATES].unbind(dim=2), len(target.layer_ids)
-        return TargetStates(states[:num_layers], states[num_layers] if final else None)
+        return states[:num_layers], states[num_layers] if final else None
     input_ids = batch["input_ids"]
     capture, device = target.capture_kwargs(final=final), input_ids.device
-    if "position_ids" in batch:
-        capture["position_ids"] = batch["position_ids"].to(target.input_device)
     last: Any = 1
     if target.input_device.type == "cpu":  # for the view that a slice of the states is, lm_head copies its weights
         last = torch.tensor([input_ids.shape[1] - 1])
     outputs = target.model(input_ids=input_ids.to(target.input_device), use_cache=False, logits_to_keep=last, **capture)
     # Layers of a dispatched target lie on several devices.
     captured = tuple(states.to(device) for states in target.captured(outputs))
-    return TargetStates(captured, outputs.hidden_states[-1].to(device) if final else None)
+    return captured, outputs.hidden_states[-1].to(device) if final else None
 
 
 @torch.no_grad()
@@ -96,8 +85,7 @@ def draft_blocks(
     Args:
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
-        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`, `anchors` `[B, N]`, and where rows are packed
-            `position_ids` `[B, S]`, as in [`~kinds.kind.Kind.draft_blocks`].
+        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]` and `anchors` `[B, N]`.
         context_features (`torch.Tensor`, *optional*): `[B, C, H]` of the first C positions, enough to reach all
             anchors; None to draft without any context.
 
@@ -106,7 +94,7 @@ def draft_blocks(
         correction head.
     """
     input_ids, anchors = batch["input_ids"], batch["anchors"]
-    hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors, batch.get("position_ids"))
+    hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors)
     if drafter.head is None:
         return hidden, None
     # With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.

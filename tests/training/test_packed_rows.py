@@ -13,7 +13,7 @@ from hf_domino import DominoConfig
 from hf_domino.data.packing import PackedRows, collate_rows
 from hf_domino.data.rows import RowDataset
 from hf_domino.kinds import side_by_side
-from hf_domino.kinds.view import UNUSED
+from hf_domino.kinds.side_by_side import UNUSED
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.anchors import sample_anchors
 from hf_domino.training.scale.packing_probe import check_no_leaks

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from hf_domino._common.refusal import refusal
 from hf_domino.data.packing import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.view import block_positions, gather_positions
+from hf_domino.kinds.side_by_side import block_positions, gather_positions
 from hf_domino.target.view import TargetModel
 
 # Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.

@@ -164,5 +164,4 @@ MUSE_GLIMMER = Format(
     matches=lambda stored: stored.get("model_type") == MUSE_TYPE,
     fields=_fields_of_muse,
     renames={r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
-    runs_natively=True,
 )

@@ -61,7 +61,6 @@ class Format:
     # The fields of DominoConfig that a configuration describes; a ValueError if one is missing or cannot be run.
     fields: Callable[[StoredConfig], dict[str, Any]]
     renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in turn
-    runs_natively: bool = False  # whether a pipeline of Transformers runs such a drafter without us
 
     def rename(self, name: str) -> str:
         """Give a stored tensor's name in our words."""

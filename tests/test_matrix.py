@@ -13,7 +13,7 @@ from test_families import FAMILIES, build
 
 NEW_TOKENS = 20
 # Sliding windows, experts, soft caps; the others are run by hand.
-IN_CI = (("Gemma3", "domino"), ("GptOss", "domino"), ("Mistral", "domino"), ("Gemma3", "medusa"), ("Gemma3", "eagle3"))
+IN_CI = (("Gemma3", "domino"), ("GptOss", "domino"), ("Mistral", "domino"), ("Gemma3", "eagle3"))
 PROMPTS = [torch.arange(7, 27), torch.arange(40, 45), torch.tensor([9]), torch.arange(60, 90)]
 
 
@@ -84,7 +84,7 @@ def sampled(target, drafter, batch_size, tokenizer):
 
 
 FEATURES = [greedy, end_of_text, processors, stop_strings, conversation, sampled]
-KINDS = "domino", "medusa", "eagle3", "recycling"
+KINDS = "domino", "eagle3", "recycling"
 
 
 def cases():

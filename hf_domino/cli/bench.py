@@ -15,7 +15,7 @@ DEFAULT_ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
-  hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-domino --drafter my-medusa --prompts prompts.jsonl
+  hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-domino --drafter my-dspark --prompts prompts.jsonl
   hf-domino bench --rows rows.jsonl --figures figures
 """
 

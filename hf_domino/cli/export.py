@@ -45,15 +45,8 @@ def run(options: argparse.Namespace) -> None:
         target = AutoTarget.from_pretrained(find_target(options.target), dtype="auto")
     written, config = drafter.export(options.output, target=target, **given), drafter.config
     print(f"{written.folder}: {', '.join(written.files)} ({written.format})")
-    is_dspark = config.projector_type == "dspark"
-    method = "dspark" if is_dspark else "dflash"  # as which engines run Domino and DFlash 2, too
-    names = {
-        "method": method,
-        "METHOD": method.upper(),
-        "target": name if is_hub_name(name := config.target_name) else "TARGET",  # of a folder no path is recorded
-        "drafter": str(written.folder),
-        "num_draft_tokens": config.num_draft_tokens if is_dspark else config.block_size - 1,
-    }
+    known = str(config.target_name) if is_hub_name(config.target_name) else "TARGET"  # of a folder no path is recorded
     for name, reasons in written.refusals.items():
         if not reasons:
-            print("", ENGINES[name].command.substitute(names), f"  {ENGINES[name].note}", sep="\n")
+            engine = ENGINES[name]
+            print("", engine.command_for(config, str(written.folder), known), f"  {engine.note}", sep="\n")

@@ -9,7 +9,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.kinds import KINDS
 from hf_domino.kinds.dspark import HEADS
-from hf_domino.kinds.kind import MOST_LAYERS, Kind
+from hf_domino.kinds.kind import Kind
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -25,6 +25,8 @@ LAYER_TYPES = (FULL, SLIDING)
 MOST_DRAFTED = 1024  # of a round; releases draft up to 16, trees up to 64, and masks are as large as their square
 MOST_POSITIONS = 2**31 - 1  # of a text: kernels count them in 32 bits
 MOST = 10**15  # products of two numbers up to it are numbers in fp32
+MOST_LAYERS = 10**6  # of a target that does not say how many it has
+WHY_READABLE = "the last one's is read after the final norm, and only where num_target_layers is told"
 MOST_WIDTH = 2**20  # of a tensor, but for rows of tokens; products of three are counted in 64 bits
 WIDTHS = (
     *("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -133,14 +135,19 @@ def _check_windows(config: DominoConfig) -> None:
         raise ValueError(f"sliding_window must be None where no layer_types are {SLIDING!r}, got {window}.")
 
 
+def readable_layers(config: DominoConfig, num_target_layers: int) -> range:
+    """Layers that may be read of a target of so many: not the last one where no file told how many there are."""
+    return range(num_target_layers - (config.num_target_layers is None))
+
+
 def _check_target_layer_ids(config: DominoConfig) -> None:
     ids, num_layers = config.target_layer_ids, config.num_target_layers
     if ids is None and config.kind.may_ask_target:
         return
-    allowed = config.kind.readable(num_layers)
+    allowed = readable_layers(config, MOST_LAYERS if num_layers is None else num_layers)
     if not ids or len(set(ids)) != len(ids) or not all(layer in allowed for layer in ids):
-        first, last = ("..." if layer + 1 >= MOST_LAYERS - 1 else layer for layer in (allowed.start, allowed.stop - 1))
+        last = "..." if num_layers is None else allowed.stop - 1
         raise ValueError(
-            f"target_layer_ids must be unique and in [{first}, {last}] (num_target_layers={num_layers}; "
-            f"{config.kind.why_readable}), got {ids}."
+            f"target_layer_ids must be unique and in [0, {last}] (num_target_layers={num_layers}; {WHY_READABLE}), "
+            f"got {ids}."
         )

@@ -58,8 +58,8 @@ class DominoConfig(PreTrainedConfig):
         sliding_window_non_causal (`bool`, *optional*, defaults to `False`): Whether a sliding layer's queries also see
             what is behind them in their block, as those of other layers do.
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
-        conv_kernel_size (`int`, *optional*): Positions that convolutions around attention and MLPs
-            of a block's layers sum up, in `[1, block_size]`; None for no convolutions.
+        conv_kernel_size (`int`, *optional*): Positions that convolutions around attention and MLPs of a block's layers
+            sum up, in `[1, block_size]`; None for none.
         conv_group_size (`int`, *optional*, defaults to 16): Numbers of a state that share a kernel.
         input_embedding_scale (`float`, *optional*): Factor of the embeddings that a block's
             backbone reads; None for the target's own, if it has one.
@@ -75,10 +75,9 @@ class DominoConfig(PreTrainedConfig):
             for a new drafter; files must tell them, but one of EAGLE-3 may leave them to the target that it meets.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
         projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head,
-            `"dspark"` for one that reads the token before (arXiv 2607.05147), `"dflash2"` for one
-            that chooses among the likeliest tokens by it, `"medusa"` for heads on the target's last
-            hidden state (arXiv 2401.10774), `block_size` of them, or `"eagle3"` for a layer that reads its own drafts
-            (arXiv 2503.01840), at most `block_size` of them. One needs no training, [`recycling`].
+            `"dspark"` for one that reads the token before (arXiv 2607.05147), `"dflash2"` for one that chooses among
+            the likeliest tokens by it, or `"eagle3"` for a layer that reads its own drafts (arXiv 2503.01840), at most
+            `block_size` of them. One needs no training, [`recycling`].
         emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
         gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
         markov_rank (`int`, *optional*, defaults to 256): Of DSpark, as are the next three: rank of its head.

@@ -228,7 +228,7 @@ def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> 
     mark = None if cropped else _last_key(cache, kept.length)
     if mark is not None and kept.mark is not None and not torch.equal(mark, kept.mark):
         return None, length > 0
-    kept.context.truncate(kept.context.lengths[0] - cropped)
+    kept.context.crop([kept.context.lengths[0] - cropped])
     if length > kept.length:
         kept.context.leave_gap()
     return kept.context, kept.has_gap or length > kept.length

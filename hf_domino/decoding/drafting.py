@@ -44,7 +44,7 @@ class DraftSession:
         self.drafter, self.target, self.law = drafter, target, law
         drafter.vocabulary.prepare(target)
         self.timer = timer or PhaseTimer(enabled=False)
-        self._cache = context or drafter.new_context()
+        self._cache = context or drafter.kind.new_context()
         # On other devices, knowing which token to look up would have to be waited for.
         gru = drafter.head.gru if drafter.head and drafter.device.type == "cpu" else None
         self._table = None if gru is None else InputTable(gru, target)

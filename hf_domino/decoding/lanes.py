@@ -225,7 +225,7 @@ class SteppingLanes(Lanes):
     """Scores of lanes that each have a law of their own, which has read what they drafted.
 
     Args:
-        branches ([`Branches`]): Draft hidden states behind what is chosen.
+        branches (`Callable`): Gives draft hidden states behind what is chosen, as [`~kinds.kind.Kind.branches`] says.
         arguments: Those of [`Lanes`], with draft hidden states `[B, 1, H]` behind the anchors.
         options: Likewise.
     """
@@ -237,7 +237,7 @@ class SteppingLanes(Lanes):
     def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
         """See [`Lanes`]."""
         super().advance(tokens, lanes)
-        self._hidden = self._branches.advance(torch.zeros_like(tokens) if lanes is None else lanes, tokens)
+        self._hidden = self._branches(torch.zeros_like(tokens) if lanes is None else lanes, tokens)
 
     def candidates(self, depth: int) -> Candidates:
         """See [`Lanes`]. Each lane is a row of its own, of one depth."""

@@ -27,9 +27,8 @@ from hf_domino.formats.fields import TARGET_TENSORS
 from hf_domino.formats.loading import check_finite, translate
 from hf_domino.formats.standalone import write_bundle
 from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.context import ContextCache
+from hf_domino.kinds.block import CorrectionHead
 from hf_domino.kinds.domino import PrefixGRU
-from hf_domino.kinds.head import CorrectionHead
 from hf_domino.kinds.kind import Kind
 
 
@@ -90,10 +89,6 @@ class DominoDraftModel(PreTrainedModel):
     def head(self) -> CorrectionHead | None:
         """What corrects them."""
         return self.kind.head
-
-    def new_context(self) -> ContextCache:
-        """An empty cache of its context."""
-        return self.kind.new_context()
 
     @property
     def vocabulary(self) -> DraftVocabulary:
@@ -249,7 +244,7 @@ class DominoDraftModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         token_ids = translate(pretrained_model_name_or_path, kwargs)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        check_finite(model.state_dict(), "the checkpoint's")
+        check_finite(model.state_dict())
         if model.config.draft_vocab_size is not None:
             model.d2t = model.d2t.long()
         if token_ids is not None:

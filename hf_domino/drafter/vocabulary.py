@@ -21,7 +21,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_domino._common.refusal import refusal
-from hf_domino.formats.draft_vocabulary import D2T, OF_DRAFTED, check_d2t, d2t_of, ids_of
+from hf_domino.formats.draft_vocabulary import D2T, check_d2t, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
 from hf_domino.target.view import TargetModel
 
@@ -169,12 +169,11 @@ def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = 
         raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
     config.name_or_path, config._commit_hash = name, None
     config.draft_vocab_size = None if len(d2t) == config.vocab_size else len(d2t)
-    chosen = {name: tensor.detach().clone() for name, tensor in tensors.items() if name not in (D2T, *OF_DRAFTED)}
-    for name in OF_DRAFTED:
-        if name in tensors:
-            chosen[name] = tensors[name].detach().index_select(0, columns)
-    if config.draft_vocab_size is not None:
-        chosen[D2T] = d2t.to(drafter.device)
+    tensors[D2T] = d2t.to(drafter.device)
+    chosen = dict[str, torch.Tensor]()
+    for name, shape in config.kind.shapes(config).items():
+        tensor = tensors[name].detach()
+        chosen[name] = tensor.clone() if tensor.shape == shape else tensor.index_select(0, columns)
     with torch.device("meta"):
         result = type(drafter)(config)
     result.load_state_dict(chosen, assign=True)

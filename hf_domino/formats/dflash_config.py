@@ -22,11 +22,11 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.checks import SLIDING
 from hf_domino.formats.fields import (
+    BLOCK_KINDS,
     CANNOT_RUN,
     CODEBOOKS,
     CORRECT_IT,
     DECODER_SIZES,
-    HEADS,
     Format,
     StoredConfig,
     backbone_fields,
@@ -44,18 +44,16 @@ from hf_domino.formats.fields import (
 )
 
 SECTION = "dflash_config"
-HEAD_SECTION = "domino_config"  # where early configurations of SpecForge put the head's fields
 DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
-PROJECTOR_TYPES = {name: name for name in HEADS} | {"causal_v5": "domino"}  # theirs -> ours
 WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
 MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    stored = merged(merged(stored, SECTION), HEAD_SECTION)
+    stored = merged(stored, SECTION)
     is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")
@@ -98,16 +96,16 @@ def projector_type_of(stored: StoredConfig) -> str:
     if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
         told = "dflash2"
     given = stored.get("projector_type") or told
-    if given not in PROJECTOR_TYPES:
-        raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(PROJECTOR_TYPES)}", given, CANNOT_RUN)
-    if is_domino and PROJECTOR_TYPES[given] != "domino":
+    if given not in BLOCK_KINDS:
+        raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_KINDS)}", given, CANNOT_RUN)
+    if is_domino and given != "domino":
         raise refusal(
             f"{SECTION}.projector_type", f"'domino' as architectures says ({DOMINO_CLASS})", given, CORRECT_IT
         )
-    return PROJECTOR_TYPES[given]
+    return given
 
 
-def _stored(config: DominoConfig) -> dict[str, Any]:
+def stored_dflash(config: DominoConfig) -> dict[str, Any]:
     """Write it as the releases are: sizes and the block at the top, the drafter's own fields inside.
 
     DeepSpec has all of DSpark's at the top, and z-lab the size of DFlash 2's block inside, too.
@@ -140,7 +138,6 @@ DFLASH_CONFIG = Format(
     name="DFlash configuration (z-lab, SpecForge, Model-Optimizer)",
     matches=lambda stored: SECTION in stored or bool(ARCHITECTURES & classes_of(stored)),
     fields=_fields,
-    stored=_stored,
     # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter, and its DSpark's head
     # stands beside all else.
     renames={
@@ -167,5 +164,4 @@ MUSE_GLIMMER = Format(
     matches=lambda stored: stored.get("model_type") == MUSE_TYPE,
     fields=_fields_of_muse,
     renames={r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
-    runs_natively=True,
 )

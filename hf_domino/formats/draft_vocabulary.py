@@ -13,6 +13,7 @@ Shapes: V tokens of the target, D of the draft vocabulary, H hidden size, R low 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -26,12 +27,6 @@ from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
 D2T, T2D = "d2t", "t2d"  # tensors that are of the draft vocabulary
-OF_DRAFTED = (
-    "embed_proj.2.weight",
-    "markov_head.markov_w2.weight",
-    "candidate_selector.successor_codebook.weight",
-    "lm_head.weight",
-)  # those with a row for each of its tokens, where they are the drafter's
 SPREAD = (
     "The layout has no draft vocabulary. hf_domino's plugin for vLLM reads t2d; in other engines the drafter proposes "
     "all {} tokens instead of {}"
@@ -93,10 +88,12 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     ids = ids_of(found.pop(D2T))
     found[T2D] = t2d_of(ids, config.vocab_size)
     note = SPREAD.format(config.vocab_size, len(ids))
-    for name in found.keys() & OF_DRAFTED:
-        note += UNLEARNED
-        rows = found[name]
-        found[name] = rows.mean(dim=0).repeat(config.vocab_size, 1).index_copy(0, ids, rows)
+    whole = copy.copy(config)
+    whole.draft_vocab_size = None
+    for name, shape in config.kind.shapes(whole).items():
+        if (rows := found[name]).shape != shape:
+            note += UNLEARNED
+            found[name] = rows.mean(dim=0).repeat(config.vocab_size, 1).index_copy(0, ids, rows)
     return found, f"{note}."
 
 

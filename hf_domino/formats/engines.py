@@ -19,7 +19,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, projector_type_of
 from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
-from hf_domino.formats.fields import HEADS, Format, StoredConfig, merged, section_of
+from hf_domino.formats.fields import BLOCK_KINDS, Format, StoredConfig, merged, section_of
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
 from hf_domino.formats.speculators import SECTION as LAYER_SECTION
@@ -36,7 +36,7 @@ class Rule:
     expected: str
     holds: Callable[[Any], bool]  # whether a value, None if absent, is as expected
     why: str  # what the engine does otherwise, and the way out
-    kinds: Collection[str] = tuple(HEADS)  # the values of projector_type that it applies to
+    kinds: Collection[str] = BLOCK_KINDS  # the values of projector_type that it applies to
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,14 @@ class Engine:
         """Name the plugin that this drafter needs in the engine; None if it needs none."""
         needs_it = config.projector_type == "domino" or (config.projector_type == "dflash" and config.shift_label)
         return self.plugin if needs_it else None
+
+    def command_for(self, config: DominoConfig, drafter: str, target: str) -> str:
+        """Write the command that starts it with an exported folder."""
+        is_dspark = config.projector_type == "dspark"
+        method = "dspark" if is_dspark else "dflash"  # as which engines run Domino and DFlash 2, too
+        count = config.num_draft_tokens if is_dspark else config.block_size - 1
+        names = {"target": target, "drafter": drafter, "method": method, "METHOD": method.upper()}
+        return self.command.substitute(names, num_draft_tokens=count)
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ SGLANG = Engine(
         _ordered("SGLang", DFLASH + DFLASH2),
         _ordered("SGLang", DSPARK, is_shifted=True),
         *_without([CONVOLUTION], DSPARK),
-        *_without(["input_embedding_scale"], tuple(HEADS)),
+        *_without(["input_embedding_scale"], BLOCK_KINDS),
         *_without(["output_multiplier", "final_logit_softcapping"], DOMINO + DFLASH + DSPARK),
         _ACTIVATION,
     ),

@@ -21,17 +21,17 @@ from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.dflash_config import DFLASH_CONFIG
+from hf_domino.formats.dflash_config import stored_dflash
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
 from hf_domino.formats.engines import ENGINES, Unmet, unmet
 from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import shown
 from hf_domino.formats.source import CONFIG
-from hf_domino.formats.speculators import SPECULATORS
+from hf_domino.formats.speculators import stored_speculators
 
 logger = logging.get_logger(__name__)
 
-FORMATS = {"specforge": DFLASH_CONFIG, "speculators": SPECULATORS}
+FORMATS = {"specforge": stored_dflash, "speculators": stored_speculators}
 MAX_SHARD_SIZE = "5GB"
 WEIGHTS = "model*.safetensors*"  # whole, in shards, and their index
 _HEADLESS = Unmet("lm_head.weight", "stored beside d2t", "none", NO_HEAD)
@@ -57,9 +57,7 @@ def stored_config(
     config.kind.refuse_what_it_lacks("export")
     described = deepcopy(config)
     described.dtype = dtype_of(dtype)
-    write = FORMATS[format].stored
-    assert write is not None
-    return write(described)
+    return FORMATS[format](described)
 
 
 def refusals(stored: StoredConfig) -> dict[str, tuple[Unmet, ...]]:
@@ -83,10 +81,9 @@ def export(
         raise refusal("engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to hear what each will take.")
     stored = stored_config(drafter.config, format, dtype)
     own, note = own_tensors(drafter), None
-    if drafter.config.draft_vocab_size is not None and FORMATS[format].has_draft_vocabulary:
-        own, note = beside(own, drafter.config, target)
-    elif drafter.config.draft_vocab_size is not None:
-        own, note = spread(own, drafter.config)
+    if drafter.config.draft_vocab_size is not None:
+        has_one = format == "speculators"
+        own, note = beside(own, drafter.config, target) if has_one else spread(own, drafter.config)
     found = refusals(stored)
     if note == NO_HEAD:
         found = {name: reasons or (_HEADLESS,) for name, reasons in found.items()}

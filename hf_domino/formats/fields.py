@@ -12,6 +12,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING
+from hf_domino.kinds import KINDS
 from hf_domino.kinds.kind import OF_BLOCKS
 
 if TYPE_CHECKING:
@@ -41,17 +42,8 @@ DECODER_FIELDS = (
 ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
 # What is done to the attention of other block drafters.
 UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal")
-# Fields of heads, which are called the same everywhere; and those of them that a file has to tell.
-HEADS: dict[str, tuple[str, ...]] = {
-    "dflash": (),
-    "domino": ("emb_dim", "gru_hidden_dim", "pure_draft_prefix_len"),
-    "dspark": (
-        *("markov_rank", "markov_head_type"),
-        *("enable_confidence_head", "confidence_head_with_markov"),
-    ),
-    "dflash2": ("selector_rank", "selector_top_k"),
-}
-TOLD = {"dflash": 0, "domino": 2, "dspark": 1, "dflash2": 2}
+# Which other projects write alike.
+BLOCK_KINDS = tuple(name for name, kind in KINDS.items() if "export" not in kind.lacks)
 CODEBOOKS = {
     f"{name}_codebook$": f"{name}_codebook.weight" for name in ("predecessor", "successor")
 }  # its matrices, as all others store them
@@ -68,12 +60,7 @@ class Format:
     matches: Callable[[StoredConfig], bool]  # whether a configuration is of this format
     # The fields of DominoConfig that a configuration describes; a ValueError if one is missing or cannot be run.
     fields: Callable[[StoredConfig], dict[str, Any]]
-    # The config.json of a DominoConfig, whose dtype is the weights'; a ValueError if the format cannot store it. None
-    # if the format is only read. Tensors are written under our names.
-    stored: Callable[[DominoConfig], dict[str, Any]] | None = None
     renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in turn
-    has_draft_vocabulary: bool = False  # whether d2t and t2d are stored
-    runs_natively: bool = False  # whether a pipeline of Transformers runs such a drafter without us
 
     def rename(self, name: str) -> str:
         """Give a stored tensor's name in our words."""
@@ -118,16 +105,17 @@ def predicts_next(stored: StoredConfig, default: bool) -> Any:
 
 def head_fields(stored: StoredConfig, kind: str) -> dict[str, Any]:
     """Read what a kind has behind its backbone's layers and around them; a cap of 0 is none."""
-    names = HEADS[kind]
-    required(stored, *names[: TOLD[kind]])
-    found = {name: stored[name] for name in names if stored.get(name) is not None}
+    told, options = KINDS[kind].head_fields, KINDS[kind].head_options
+    required(stored, *told)
+    found = {name: stored[name] for name in (*told, *options) if stored.get(name) is not None}
     found |= {name: stored[name] for name in (*OF_BLOCKS, CONV_GROUP) if stored.get(name)}
-    return found | ({"draft_pool_size": found[names[1]]} if kind == "dflash2" else {})
+    return found | ({"draft_pool_size": found["selector_top_k"]} if kind == "dflash2" else {})
 
 
 def stored_head(config: DominoConfig) -> dict[str, Any]:
     """Write what [`head_fields`] reads."""
-    names = (*HEADS[config.projector_type], *OF_BLOCKS, *([CONV_GROUP] if config.conv_kernel_size else []))
+    names = (*config.kind.head_fields, *config.kind.head_options, *OF_BLOCKS)
+    names += (CONV_GROUP,) * bool(config.conv_kernel_size)
     return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 

@@ -176,12 +176,12 @@ def _told(config: DominoConfig, *fields: str) -> str:
     return ", ".join(f"{field}={getattr(config, field)!r}" for field in fields)
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor], place: str) -> None:
+def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
     """Refuse NaN and infinity, with which every draft would be rejected silently."""
     for name, tensor in tensors.items():
         is_read = type(tensor) is torch.Tensor and not tensor.is_meta
         if is_read and not torch.stack(tensor.aminmax()).isfinite().all():
-            raise refusal(f"{place} {name}", "finite", "NaN or infinity", AGAIN)
+            raise refusal(f"the checkpoint's {name}", "finite", "NaN or infinity", AGAIN)
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:

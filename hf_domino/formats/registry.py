@@ -20,7 +20,7 @@ OTHER_DSPARK = "DSpark in another layout"
 OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "P-EAGLE": (("peagle",), ("parallel_drafting",)),
     "EAGLE, not EAGLE-3": ((r"eagle(?!3)",), ()),
-    "Medusa with lm_heads of its own": (("medusa",), ("medusa_num_heads", "medusa_num_layers")),
+    "Medusa": (("medusa",), ("medusa_num_heads", "medusa_num_layers")),
     "DFlash or DSpark on Gemma": (("gemma4dspark",), ()),
     OTHER_DSPARK: (("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
     "LiLiCorr": (("lilicorr",), ("lilicorr_enabled",)),

@@ -1,7 +1,4 @@
-"""Checkpoints of vllm-project/speculators: `dflash`, `dflash2`, `dspark`, a provisional Domino.
-
-Its pull requests 685 and 773 call the last `domino`, or `dflash` with a `projector_type`, and its
-head `logits_correction` or `domino_head`.
+"""Checkpoints of vllm-project/speculators: `dflash`, `dflash2`, `dspark`, and the Domino of its pull request 773.
 
 The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
 embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
@@ -59,10 +56,9 @@ WRITTEN = {
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    if stored[KIND] not in DEFAULTS:
-        raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", stored[KIND], CANNOT_RUN)
+    if (kind := stored[KIND]) not in DEFAULTS:
+        raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
     stored = merged(stored, "dflash_config")  # copies that are made for engines have both
-    kind = next(kind for kind in DEFAULTS if kind in (stored[KIND], stored.get("projector_type")))
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]
     stored = DEFAULTS[kind] | stored
@@ -100,7 +96,7 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
     return [index - 1 for index in aux_ids]
 
 
-def _stored(config: DominoConfig) -> dict[str, Any]:
+def stored_speculators(config: DominoConfig) -> dict[str, Any]:
     """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
     kind, is_dflash2 = config.projector_type, config.projector_type == "dflash2"
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
@@ -145,7 +141,5 @@ SPECULATORS = Format(
     name="speculators",
     matches=lambda stored: KIND in stored,
     fields=_fields,
-    stored=_stored,
-    has_draft_vocabulary=True,
-    renames={r"^(logits_correction|domino_head)\.": "", **CODEBOOKS},
+    renames={r"^logits_correction\.": "", **CODEBOOKS},
 )

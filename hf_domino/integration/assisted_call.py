@@ -20,6 +20,7 @@ from hf_domino._common.notices import logger, notice
 from hf_domino._common.refusal import refusal, refused_field
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.formats.dflash_config import MUSE_GLIMMER
 from hf_domino.formats.loading import interpret
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import CONFIG, check_is_target, check_source, read_config
@@ -142,7 +143,7 @@ def pipeline_drafter(
         check_source(os.fspath(assistant), "assistant_model", **download)
         config, _ = PreTrainedConfig.get_config_dict(assistant, **download)
         found = format_of(config)
-        if found is None or found.runs_natively:
+        if found in (None, MUSE_GLIMMER):  # which Transformers runs itself
             return None
         drafter = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype, **download)
         assistant = drafter.to(input_device(target))

@@ -11,7 +11,6 @@ from hf_domino.kinds.domino import Domino
 from hf_domino.kinds.dspark import DSpark
 from hf_domino.kinds.eagle3 import Eagle3
 from hf_domino.kinds.kind import KINDS
-from hf_domino.kinds.medusa import Medusa
 from hf_domino.kinds.recycling import Recycling
 
 KINDS |= {
@@ -19,7 +18,6 @@ KINDS |= {
     "dflash": DFlash,
     "dspark": DSpark,
     "dflash2": DFlash2,
-    "medusa": Medusa,
     "eagle3": Eagle3,
     "recycling": Recycling,
 }

@@ -101,10 +101,6 @@ class ContextCache:
             return False
         return all(buffer.dtype == dtype and buffer.device == device for buffer in stored)
 
-    def truncate(self, length: int) -> None:
-        """Forget all but the first `length` positions of every row."""
-        self.crop([length] * len(self._lengths))
-
     def crop(self, lengths: Sequence[int]) -> None:
         """Forget all but so many first positions of each row."""
         self._lengths = [min(length, current) for length, current in zip(lengths, self._lengths, strict=False)]

@@ -37,6 +37,7 @@ class DFlash2(Block):
         f"candidate_selector.{name}": "weight"
         for name in ("predecessor_codebook", "successor_codebook", "hidden_projection")
     }
+    head_fields = ("selector_rank", "selector_top_k")
     defaults = {"conv_kernel_size": 2, "draft_pool_size": 16}
     fixed = DSpark.fixed
     head_parameters = DSpark.head_parameters

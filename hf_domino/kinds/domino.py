@@ -20,8 +20,7 @@ import domino_kernels
 from domino_kernels.dispatch import FLOATS
 from domino_kernels.reference import step_from_products
 from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.block import DFLASH_LINK, Block
-from hf_domino.kinds.head import CorrectionHead
+from hf_domino.kinds.block import DFLASH_LINK, Block, CorrectionHead
 
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
@@ -35,6 +34,8 @@ class Domino(Block):
     papers = ("domino", "dflash")
     way = f" (a {DFLASH_LINK} backbone), a GRU corrects them token by token"
     head_layers = {"prefix_gru": "weight_hh_l0", "embed_proj.0": "weight", "embed_proj.2": "weight"}
+    head_fields = ("emb_dim", "gru_hidden_dim")
+    head_options = ("pure_draft_prefix_len",)
     defaults = {"pure_draft_prefix_len": 1}  # which SGLang wants, and which costs nothing: docs/results.md
 
     def build(self) -> None:

@@ -22,8 +22,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.block import DFLASH_LINK, Block
-from hf_domino.kinds.head import CorrectionHead
+from hf_domino.kinds.block import DFLASH_LINK, Block, CorrectionHead
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -40,6 +39,8 @@ class DSpark(Block):
     head_layers = {
         f"markov_head.{name}": "weight" for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")
     }  # the last two in some
+    head_fields = ("markov_rank",)
+    head_options = ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov")
     frozen = ("confidence_head",)
     fixed = {"pure_draft_prefix_len": 0}
     lacks = {

@@ -13,6 +13,7 @@ far or anchors of a row, K drafts behind an anchor, A heads, D head width, H hid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +24,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
 from hf_domino.kinds.backbone import RotaryTable, rotate
 from hf_domino.kinds.entries import EntryCache
-from hf_domino.kinds.kind import FIFTH_LESS, HEAD_FIELDS, ONE_LAYER, Branches, Kind
-from hf_domino.kinds.view import block_positions, gather_positions
+from hf_domino.kinds.kind import HEAD_FIELDS, ONE_LAYER, Branches, Kind
+from hf_domino.kinds.side_by_side import block_positions, gather_positions
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -108,7 +109,14 @@ class Eagle3(Kind):
         "cache_implementation='static'": "Its lanes are no rounds of fixed shape yet; leave it out.",
         "explain_round": "What it drafts depends on the path; look at drafter.stats.",
     }
-    loss_decay = FIFTH_LESS  # arXiv 2503.01840
+    loss_decay = -1 / math.log(0.8)  # weights of 0.8^i (arXiv 2503.01840)
+
+    @classmethod
+    def layer_ids(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
+        """See [`Kind`]. The first, middle and last ones of EAGLE-3, where the target has as many."""
+        ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
+        fits = ids == sorted(set(ids)) and num_captured in (None, len(ids))
+        return ids if fits else super().layer_ids(num_target_layers, num_captured)
 
     def build(self) -> None:
         """See [`Kind`]."""
@@ -256,16 +264,16 @@ class _Drafts:
         return self._attend(queries, *states, self.sees)
 
 
-class _Branches(Branches):
-    """See [`Kind`]. Keys and values of the drafts stand behind the context's in its buffers, and are not counted."""
+class _Branches:
+    """Lanes of a round. Keys and values of their drafts stand behind the context's in its buffers, uncounted."""
 
     def __init__(self, kind: Eagle3, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any):
         self._kind, self._target, self._hidden, self._positions = kind, target, hidden, positions
         nothing = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)
         self._drafts = _Drafts(nothing, cache.attend_behind)
 
-    def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """See [`Branches`]."""
+    def __call__(self, lanes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        """See [`Kind.branches`]."""
         lanes, drafts = lanes.to(self._hidden.device)[..., None], self._drafts
         states = self._hidden.gather(1, lanes.expand(-1, -1, self._hidden.shape[2]))
         drafts.sees = drafts.sees.gather(1, lanes.expand(-1, -1, drafts.sees.shape[2]))

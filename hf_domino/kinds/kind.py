@@ -3,7 +3,7 @@
 A kind turns what it reads of the target into draft hidden states, one for each proposal, of which lm_head makes base
 logits. Those are a distribution of each position by itself; a correction head makes the distribution of a path of them,
 and is called as Domino's is. Or a kind reads its own drafts: then there is one draft hidden state behind the anchors,
-and its [`Branches`] give those behind the tokens that were chosen.
+and [`~Kind.branches`] gives those behind the tokens that were chosen.
 
 Shapes: B batch, S sequence length, C context positions, N blocks per row, K block size, P proposals, H hidden size,
 D tokens that are drafted, L lanes, or layers of the target that are read.
@@ -11,8 +11,6 @@ D tokens that are drafted, L lanes, or layers of the target that are read.
 
 from __future__ import annotations
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,13 +22,14 @@ from hf_domino.kinds.context import ContextCache
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
-    from hf_domino.kinds.head import CorrectionHead
+    from hf_domino.kinds.block import CorrectionHead
     from hf_domino.target.view import TargetModel
 
 Shapes = dict[str, tuple[int, ...]]
+# Goes on with lanes behind these `[B, L]`, each by a token `[B, L]`: draft hidden states `[B, L, H]`. What it knows of
+# a round's lanes is never in the context's cache.
+Branches = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 KINDS: dict[str, type[Kind]] = {}  # by `projector_type`; `hf_domino.kinds` puts them in
-MOST_LAYERS = 10**6  # of a target that does not say how many it has
-FIFTH_LESS = -1 / math.log(0.8)  # positions after which weights of 0.8^i fall to 1/e
 # What correction heads are told by; and what is done around a block's layers.
 HEAD_FIELDS = (
     *("gru_hidden_dim", "emb_dim", "markov_rank", "markov_head_type"),
@@ -41,15 +40,6 @@ CONVOLUTION = "conv_kernel_size"
 OF_BLOCKS = (CONVOLUTION, *SCALES)
 ONE_LAYER = {"num_hidden_layers": 1, "layer_types": None, "shift_label": True, "pure_draft_prefix_len": 0}
 ONE_LAYER |= dict.fromkeys(OF_BLOCKS)
-READS_LM_HEADS = "reads what lm_head reads, the last layer's output after the final norm"
-
-
-class Branches(ABC):
-    """Lanes of a round, of a kind that reads its own drafts. What it knows of them is never in the context's cache."""
-
-    @abstractmethod
-    def advance(self, lanes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        """Go on with lanes behind these `[B, L]`, each by a token `[B, L]`: draft hidden states `[B, L, H]`."""
 
 
 class Kind:
@@ -66,12 +56,12 @@ class Kind:
     way = ""  # how it drafts, in a card's sentence
     drafts_in_turn = False  # whether a draft reads those before it
     head_layers: Mapping[str, str] = {}  # of its correction head: what is read past any wrapper, and a weight of each
+    head_fields: tuple[str, ...] = ()  # fields of its head that files tell
+    head_options: tuple[str, ...] = ()  # and those that they may leave out
     frozen: tuple[str, ...] = ()  # modules that no training of ours trains
-    reads_last_state = False  # whether it reads what the target's lm_head reads, in place of inner layers' outputs
     has_table = False  # whether it has no weights, but a table of tokens that the target fills while it generates
     may_ask_target = False  # whether files leave it to the target which layers are read, as EAGLE-3's do
     num_captured = 5  # most layers that are read unless they are given; as in the releases of Domino and DFlash
-    why_readable = "the last one's is read after the final norm, and only where num_target_layers is told"
     defaults: Mapping[str, Any] = {}  # fields of a new drafter that do not follow its target
     fixed: Mapping[str, Any] = {}  # fields that do nothing in it, each with the value it must have
     own: Mapping[str, Any] = {}  # fields that do nothing in other kinds, each with the value it has there
@@ -98,25 +88,21 @@ class Kind:
         return list(dict.fromkeys(name.split(".")[0] for name in cls.head_layers))
 
     @classmethod
-    def context_shape(cls, config: DominoConfig) -> tuple[int, int, int]:
-        """Layers of its context cache, their heads and the width of a head."""
-        return config.num_hidden_layers, config.num_key_value_heads, config.head_dim
-
-    @classmethod
-    def readable(cls, num_target_layers: int | None, is_told: bool = True) -> range:
-        """Target layers whose outputs it may read; not the last one where its files do not tell how many there are."""
-        last = (MOST_LAYERS if num_target_layers is None else num_target_layers) - 1
-        return range(last, last + 1) if cls.reads_last_state else range(last + is_told)
-
-    @classmethod
     def layer_ids(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
-        """The layers that a new drafter reads."""
-        if cls.reads_last_state:
-            return [num_target_layers - 1]
-        ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
-        if cls.may_ask_target and ids == sorted(set(ids)) and num_captured in (None, len(ids)):
-            return ids
-        return spread_layer_ids(num_target_layers, num_captured or cls.num_captured)
+        """The layers that a new drafter reads: spread over the target, as the DFlash releases do (arXiv 2602.06036).
+
+        The last layer is never picked: Transformers returns its hidden state after the final norm. Where the releases'
+        rule would repeat a layer or leave the range (small targets), there are fewer layers.
+        """
+        if num_target_layers < 2:
+            raise ValueError(
+                f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers."
+            )
+        for count in range(num_captured or cls.num_captured, 1, -1):
+            ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
+            if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
+                return ids
+        return [min(num_target_layers // 2, num_target_layers - 2)]
 
     @classmethod
     def refuse_what_it_lacks(cls, feature: str) -> None:
@@ -156,13 +142,13 @@ class Kind:
             positions (`torch.Tensor`): Of the anchors, `[B, 1]`.
             features (`torch.Tensor`, *optional*): New context `[B, C, H]`.
             feature_positions (`torch.Tensor`, *optional*): Its positions `[B, C]`.
-            cache (`ContextCache` or `FixedContext`): Of the kind's [`~Kind.context_shape`].
+            cache (`ContextCache` or `FixedContext`): The kind's [`~Kind.new_context`], or one of fixed shape.
             counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first positions.
             endings (`Callable`, *optional*): Gives the last tokens of the texts, so many of each row: what stands
                 behind the last positions of the context, the anchors behind the last.
 
         Returns:
-            `torch.Tensor`: Draft hidden states `[B, P, H]`, or `[B, 0, H]`; `[B, 1, H]` where there are [`Branches`].
+            `torch.Tensor`: Draft hidden states `[B, P, H]`, or `[B, 0, H]`; `[B, 1, H]` of a kind with `branches`.
         """
         raise NotImplementedError
 
@@ -174,7 +160,7 @@ class Kind:
 
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
         """Base logits `[..., D]` in fp32 of draft hidden states `[..., H]`, on their device."""
-        return self.drafter.vocabulary.logits(target, hidden)
+        raise NotImplementedError
 
     @property
     def head(self) -> CorrectionHead | None:
@@ -191,7 +177,7 @@ class Kind:
 
     def new_context(self) -> ContextCache:
         """An empty cache of its context."""
-        return ContextCache(self.context_shape(self.config)[0])
+        return ContextCache(self.config.num_hidden_layers)
 
     def draft_blocks(
         self,
@@ -213,20 +199,3 @@ class Kind:
             `torch.Tensor`: Draft hidden states `[B, N, K, H]`; proposals are those from `label_offset` on.
         """
         raise NotImplementedError
-
-
-def spread_layer_ids(num_target_layers: int, num_captured: int) -> list[int]:
-    """Spread layers to read over the target, as the DFlash releases do (arXiv 2602.06036).
-
-    The last layer is never picked: Transformers returns its hidden state after the final norm. Where the releases'
-    rule would repeat a layer or leave the range (small targets), there are fewer layers.
-    """
-    if num_target_layers < 2:
-        raise ValueError(
-            f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers."
-        )
-    for count in range(max(num_captured, 1), 1, -1):
-        ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
-        if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
-            return ids
-    return [min(num_target_layers // 2, num_target_layers - 2)]

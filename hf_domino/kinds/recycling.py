@@ -8,15 +8,12 @@ Shapes: N positions of a verification forward, of all rows, M successors, V voca
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
-from hf_domino.kinds.kind import HEAD_FIELDS, ONE_LAYER, READS_LM_HEADS, Kind
-
-if TYPE_CHECKING:
-    from hf_domino.configuration import DominoConfig
+from hf_domino.kinds.kind import HEAD_FIELDS, ONE_LAYER, Kind
 
 NUM_SUCCESSORS = 8  # of a token (arXiv 2408.08696)
 
@@ -28,8 +25,6 @@ class Recycling(Kind):
     link = "[token recycling](https://arxiv.org/abs/2408.08696)"
     defaults = {"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32}
     fixed = ONE_LAYER | {"draft_vocab_size": None}
-    reads_last_state = True  # the least that a drafter is given
-    why_readable = f"it {READS_LM_HEADS}"
     has_table = True
     unread = ("intermediate_size", "mask_token_id", *HEAD_FIELDS)
     lacks = dict.fromkeys(
@@ -38,9 +33,9 @@ class Recycling(Kind):
     ) | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."}
 
     @classmethod
-    def context_shape(cls, config: DominoConfig) -> tuple[int, int, int]:
-        """Nothing is kept."""
-        return 0, 1, 1
+    def layer_ids(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
+        """See [`Kind`]. It reads none: the last one's costs least."""
+        return [num_target_layers - 1]
 
     def build(self) -> None:
         """See [`Kind`]. Successors of a token that was not seen have no chance."""

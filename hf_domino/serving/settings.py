@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.formats.dflash_config import PROJECTOR_TYPES, SECTION
+from hf_domino.formats.dflash_config import SECTION
 from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import interpret
 from hf_domino.kinds.kind import OF_BLOCKS
@@ -53,7 +53,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     if not isinstance(section, Mapping):
         return None
     kind, shifts = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label"))
-    if PROJECTOR_TYPES.get(kind or "") != "domino" and not shifts:
+    if kind != "domino" and not shifts:
         return None
     config = interpret(stored)[1]
     config.kind.refuse_what_it_lacks("the plugin for vLLM")

@@ -15,6 +15,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.checks import WHY_READABLE, readable_layers
 
 # Targets whose forward over several positions behind a cache gives other logits than one position at a time (measured),
 # or none, with the reason.
@@ -59,12 +60,12 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         if value not in (None, expected):
             raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
     _fit_vocabulary(config, text.vocab_size)
-    allowed = config.kind.readable(text.num_hidden_layers, config.num_target_layers is not None)
+    allowed = readable_layers(config, text.num_hidden_layers)
     layer_ids = config.layer_ids(text.num_hidden_layers)
     if len(layer_ids) != config.num_captured or not all(layer in allowed for layer in layer_ids):
         count = "" if len(layer_ids) == config.num_captured else f"{config.num_captured} layers "
-        bounds = f"{count}in [{allowed.start}, {allowed.stop - 1}]"
-        expected = f"{bounds} (the target has {text.num_hidden_layers} layers; {config.kind.why_readable})"
+        bounds = f"{count}in [0, {allowed.stop - 1}]"
+        expected = f"{bounds} (the target has {text.num_hidden_layers} layers; {WHY_READABLE})"
         raise refusal("the drafter's target_layer_ids", expected, config.target_layer_ids, OWN_DRAFTER)
     if config.target_model_type not in (None, text.model_type, target.config.model_type):
         remedy = f"{OWN_DRAFTER} If it does fit, set drafter.config.target_model_type = None."

@@ -59,7 +59,7 @@ class DrafterArguments:
     num_hidden_layers: int | None = option(None, "Layers of the backbone.")
     intermediate_size: int | None = option(None, "Width of the MLPs.")
     block_size: int | None = option(None, "Positions of a block, anchor included.")
-    projector_type: str | None = option(None, "domino, dflash, dspark, dflash2, medusa or eagle3.")
+    projector_type: str | None = option(None, "domino, dflash, dspark, dflash2 or eagle3.")
     gru_hidden_dim: int | None = option(None, "Width of the prefix state.")
     emb_dim: int | None = option(None, "Low rank of the correction head.")
     markov_rank: int | None = option(None, "Rank of DSpark's head.")

@@ -49,8 +49,6 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
     if not overrides:
         return drafter
     config = copy.deepcopy(drafter.config)
-    if overrides.get(BLOCK_SIZE, config.block_size) != config.block_size:
-        config.kind.refuse_what_it_lacks(BLOCK_SIZE)
     if "projector_type" in overrides:
         if config.projector_type != "dflash":
             remedy = "Leave projector_type out, or start from a DFlash drafter."

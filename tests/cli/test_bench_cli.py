@@ -105,11 +105,11 @@ def test_what_needs_no_drafter_is_measured_without_one(bench, tiny_pair_folder, 
 
 def test_a_drafter_of_another_kind_has_its_own_name(bench, tiny_pair_folder, tmp_path, make_drafter):
     target = AutoModelForCausalLM.from_pretrained(tiny_pair_folder)
-    make_drafter(target, projector_type="medusa", block_size=3).save_pretrained(tmp_path / "heads")
+    make_drafter(target, projector_type="eagle3", block_size=3).save_pretrained(tmp_path / "heads")
     flags = "--drafter", str(tmp_path / "heads"), "--temperature", "0", "--methods", "plain,domino"
     _, rows, out, _ = bench(*flags, "--num-prompts", "1")
-    assert {row["method"] for row in measured(rows)} == {"plain", "heads (Medusa)"}
-    assert "Domino, whole blocks (the drafter is of another kind: Medusa)" in out
+    assert {row["method"] for row in measured(rows)} == {"plain", "heads (EAGLE-3)"}
+    assert "Domino, whole blocks (the drafter is of another kind: EAGLE-3)" in out
 
 
 def test_batches(bench):

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.kinds.kind import spread_layer_ids
+from hf_domino.configuration import checks
 
 
 @pytest.mark.parametrize(
@@ -44,8 +44,8 @@ from hf_domino.kinds.kind import spread_layer_ids
         ({"target_layer_ids": []}, r"target_layer_ids must be unique"),
         ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),
         (
-            {"projector_type": "jetspec"},
-            r"projector_type must be one of \('domino', 'dflash', 'dspark', 'dflash2', .*\), got 'jetspec'",
+            {"projector_type": "medusa"},
+            r"projector_type must be one of \('domino', 'dflash', 'dspark', 'dflash2', 'eagle3', .*\), got 'medusa'",
         ),
         ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
         ({"head_dim": 7}, r"head_dim must be even"),
@@ -86,7 +86,7 @@ def test_conventions():
 
 @pytest.mark.parametrize("num_layers", range(2, 100))
 def test_captured_layers_are_unique_and_inside(num_layers):
-    ids = spread_layer_ids(num_layers, 5)
+    ids = DominoConfig().kind.layer_ids(num_layers, 5)
     assert ids == sorted(set(ids))
     assert ids[0] >= 0
     assert ids[-1] <= num_layers - 2

@@ -27,7 +27,7 @@ CALLS = {
     "static": {"cache_implementation": "static"},
 }
 FIELDS = [{"draft_pool_size": None}, {"draft_tree_size": 11}, {"draft_length": "adaptive"}]
-FIELDS += [{"projector_type": kind} for kind in ("dflash", "medusa", "eagle3")]
+FIELDS += [{"projector_type": kind} for kind in ("dflash", "eagle3")]
 
 
 @contextlib.contextmanager

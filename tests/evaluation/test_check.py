@@ -188,7 +188,7 @@ def test_variants_try_layers_beside_in_order_and_by_the_releases_rule(make_draft
         ({"projector_type": "dspark"}, True),
         ({"projector_type": "dspark", "markov_head_type": "rnn"}, False),
         ({"projector_type": "dflash2", "selector_rank": 8, "conv_group_size": 8}, True),
-        ({"projector_type": "medusa"}, False),
+        ({"projector_type": "eagle3"}, False),
         ({"pure_draft_prefix_len": 5}, False),
     ],
 )

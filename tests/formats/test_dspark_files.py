@@ -15,7 +15,6 @@ from test_export import FIELDS
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.exporting import stored_config
-from hf_domino.formats.fields import HEADS
 from hf_domino.formats.registry import format_of
 from hf_domino.kinds.kind import OF_BLOCKS
 
@@ -204,7 +203,7 @@ def test_exported_and_loaded_they_draft_as_before(tiny_qwen3, tmp_path, kind, la
     tensors = again.state_dict()
     assert tensors.keys() == drafter.state_dict().keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in drafter.state_dict().items())
-    names = (*TOLD, *HEADS[again.config.projector_type])
+    names = (*TOLD, *again.config.kind.head_fields, *again.config.kind.head_options)
     told, before = ([(name, getattr(one.config, name)) for name in names] for one in (again, drafter))
     assert told == before
     found = []

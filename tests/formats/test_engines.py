@@ -87,12 +87,8 @@ def test_what_we_write_breaks_no_rule_that_writing_can_keep():
     }
 
 
-COMMAND = {"target": "TARGET", "drafter": "my-drafter-served", "num_draft_tokens": 15}
-COMMAND |= {"method": "dflash", "METHOD": "DFLASH"}
-
-
 @pytest.mark.parametrize("name", ["sglang", "vllm"])
 def test_the_page_on_serving_starts_engines_as_we_say(name):
     page = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     assert ENGINES[name].title in page
-    assert ENGINES[name].command.substitute(**COMMAND) in page
+    assert ENGINES[name].command_for(DominoConfig(), "my-drafter-served", "TARGET") in page

@@ -68,7 +68,7 @@ FIELDS = {
         "draft_tree_size": [10**9, HUGE, 2.5],
         "mask_token_id": [64],
         "target_layer_ids": [None, "0,2", [0.5], [0, 0], [0, 4]],
-        "projector_type": ["dspark", "dflash"],
+        "projector_type": ["dspark", "dflash", "medusa"],
         "shift_label": ["true"],
         "pure_draft_prefix_len": [6],
         "layer_types": ["sliding_attention", SLIDING[:1], SLIDING],
@@ -161,7 +161,7 @@ KINDS = {
         {"architectures": ["LlamaEagle3DraftModel"], "num_hidden_layers": 36, "parallel_drafting": True},
     ],
     "EAGLE, not EAGLE-3": [{"architectures": ["LlamaForCausalLMEagle"]}, {"speculators_model_type": "eagle"}],
-    "Medusa with lm_heads of its own": [{"model_type": "medusa", "medusa_num_heads": 4}],
+    "Medusa": [{"model_type": "medusa", "medusa_num_heads": 4}],
     "DSpark in another layout": [
         {"architectures": ["Qwen3DSparkModel"]},
         {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0, "enable_confidence_head": True},

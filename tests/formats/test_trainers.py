@@ -115,16 +115,6 @@ VERL_DOMINO = {
     "lambda_base_start": 1.0,
     "lambda_base_decay_steps": 2000,
 }
-# Of pull request 685, and of 773 as it began.
-SPECULATORS_DOMINO = SPECULATORS_DFLASH | {
-    "projector_type": "domino",
-    "emb_dim": 256,
-    "gru_hidden_dim": 1024,
-    "auf": False,
-    "shift_label": None,
-    "lambda_base_start": 1.0,
-    "lambda_base_decay_ratio": 1.0,
-}
 
 
 def read(stored) -> DominoConfig:
@@ -185,13 +175,6 @@ def test_deepspecs_dflash_is_dflash_and_begins_behind_the_anchor():
     assert (config.projector_type, config.shift_label, config.num_draft_tokens) == ("dflash", True, 7)
 
 
-def test_specforges_early_domino_has_a_section_for_its_head():
-    rest, head = dict(DOMINO_8B[SECTION]), {}
-    for name in ("pure_draft_prefix_len", "gru_hidden_dim", "shift_label"):
-        head[name] = rest.pop(name)
-    assert read(DOMINO_8B | {SECTION: rest, "domino_config": head}) == read(DOMINO_8B)
-
-
 def test_ours_tells_its_rotary_base_by_either_name():
     assert DominoConfig(rope_theta=5e6).rope_parameters == {"rope_type": "default", "rope_theta": 5e6}
     linear = {"rope_type": "linear", "factor": 2.0}
@@ -214,14 +197,6 @@ def test_verl_specos_domino_keeps_its_rotary_base_and_the_width_of_its_heads(tin
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in ours.state_dict().items())
     with pytest.raises(ValueError, match=r"target_hidden_size.* must be a field of DominoConfig"):
         AutoConfig.from_pretrained(tmp_path)  # which knows no formats
-
-
-def test_speculators_domino_of_its_pull_requests(tiny_qwen3, tmp_path):
-    stored, ours = reduced(SPECULATORS_DOMINO), our_drafter(tiny_qwen3, reduced(DOMINO_8B))
-    prefixes = {"prefix_gru": "domino_head.prefix_gru", "embed_proj": "domino_head.embed_proj"}
-    loaded = DominoDraftModel.from_pretrained(write_checkpoint(tmp_path, stored, stored_tensors(ours, prefixes)))
-    assert (loaded.config.shift_label, loaded.config.pure_draft_prefix_len) == (True, 1)
-    assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in ours.state_dict().items())
 
 
 def test_layers_that_a_file_does_not_tell_can_be_given(tiny_qwen3, tmp_path):

@@ -46,7 +46,6 @@ DRAFTERS = {
     "DFlash of some tokens": ({"projector_type": "dflash"}, 40, False),
     "Domino": ({}, None, True),
     "Domino of some tokens": ({}, 40, False),
-    "Medusa": ({"projector_type": "medusa"}, None, False),
     "EAGLE-3 of some tokens": ({"projector_type": "eagle3", "own_lm_head": True}, 40, False),
     "EAGLE-3 with embeddings of its own": ({"projector_type": "eagle3", "own_embeddings": True}, 40, True),
 }

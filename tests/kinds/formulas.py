@@ -1,4 +1,4 @@
-"""Formulas of EAGLE-3 (arXiv 2503.01840) and Medusa (arXiv 2401.10774), beside the package and without any cache."""
+"""Formulas of EAGLE-3 (arXiv 2503.01840), beside the package and without any cache."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ PATHS_TOL = 1e-5  # rotary tables and chances are fp32
 
 
 def build(target, name, **fields):
-    """A drafter of EAGLE-3 with one of the options, whose norms are not all alike; or Medusa."""
-    kind = {"projector_type": "medusa"}
-    if name != "medusa":
-        kind = {"projector_type": "eagle3", "target_layer_ids": [0, 2]} | OPTIONS[name]
+    """A drafter of EAGLE-3 with one of the options, whose norms are not all alike."""
+    kind = {"projector_type": "eagle3", "target_layer_ids": [0, 2]} | OPTIONS[name]
     drafter = build_drafter(target, **({"draft_pool_size": None, "block_size": 4} | kind | fields)).double()
     for parameter in drafter.parameters():
         if parameter.dim() == 1:
@@ -28,13 +26,11 @@ def build(target, name, **fields):
     return drafter
 
 
-def formula_of(drafter, target):
-    """The formulas of a drafter's kind, with its weights."""
-    return (Medusa if drafter.config.projector_type == "medusa" else Eagle3)(drafter, target)
-
-
 class Formula:
-    """What a drafter makes of a text, all of it anew each time: `begin`, then `go_on` with each draft."""
+    """What a drafter makes of a text, all of it anew each time: `begin`, then `go_on` with each draft.
+
+    A state goes on behind entries: states, the tokens behind them, and positions.
+    """
 
     def __init__(self, drafter, target):
         self.weights, self.config, self.target = drafter.state_dict(), drafter.config, target
@@ -75,27 +71,6 @@ class Formula:
                     heapq.heappush(ahead, (chance * value, tie, (*path, token), entries, state))
         found.pop(())
         return found
-
-
-class Medusa(Formula):
-    """A state is that of the position before the anchor, and the head whose turn it is."""
-
-    @torch.no_grad()
-    def begin(self, text):
-        return None, (self.target.model(torch.tensor([text[:-1]])).last_hidden_state[0, -1], 0)
-
-    def go_on(self, entries, state, token):
-        return entries, (state[0], state[1] + 1)
-
-    @torch.no_grad()
-    def logits(self, state):
-        x, head = state
-        gate = self.weights[f"heads.{head}.weight"] @ x
-        return self.of_drafted(x + gate * torch.sigmoid(gate), self.target.lm_head.weight)
-
-
-class Eagle3(Formula):
-    """A state goes on behind entries: states, the tokens behind them, and positions."""
 
     def norm(self, x, name):
         return self.weights[f"{name}.weight"] * x / (x.pow(2).mean() + self.config.rms_norm_eps).sqrt()

@@ -1,4 +1,4 @@
-"""What EAGLE-3 and Medusa propose is what their formulas say, in every way a call can go."""
+"""What EAGLE-3 proposes is what its formulas say, in every way a call can go."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import copy
 import pytest
 import torch
 from calls_of_kinds import NEW_TOKENS, PROMPTS, SAMPLED, calls, generate, noise_of
-from formulas import OPTIONS, PATHS_TOL, build, formula_of, steps_of
+from formulas import OPTIONS, PATHS_TOL, Formula, build, steps_of
 from oracle import faults
 
 from hf_domino import DominoDraftModel
 
 
-@pytest.fixture(params=[*OPTIONS, "medusa"])
+@pytest.fixture(params=OPTIONS)
 def drafter(wide, request):
     return build(wide, request.param)
 
@@ -30,7 +30,7 @@ def test_a_chain(wide, drafter, rounds, batch_size, do_sample):
     plain = generate(wide, None, ids, **options, **more)
     with faults(plain.tolist(), wide.config.vocab_size):
         assert torch.equal(generate(wide, drafter.view(draft_tree_size=None), ids, **options, **more), plain)
-    reference = formula_of(drafter, wide)
+    reference = Formula(drafter, wide)
     for row, text, proposals, _ in rounds[:: 1 + batch_size]:
         count = len(proposals)
         assert proposals == reference.chain(text, steps_of(noise, row, text), count)
@@ -44,7 +44,7 @@ def test_a_tree_is_the_likeliest_paths(wide, drafter, rounds, batch_size, do_sam
     trees = drafter.view(draft_tree_size=7)
     assert torch.equal(generate(wide, trees, ids, **options, **more), generate(wide, None, ids, **options, **more))
     assert trees.stats.chain is None
-    reference, num_whole = formula_of(drafter, wide), 0
+    reference, num_whole = Formula(drafter, wide), 0
     for row, text, paths, alpha in rounds[:: 2 + batch_size]:
         if len(paths) < 7 or max(map(len, paths)) > 4 or len(text) + 4 > len(PROMPTS[row]) + NEW_TOKENS:
             continue  # near its end a row has fewer nodes, as has one whose branches would not pay
@@ -60,7 +60,7 @@ def test_the_context_is_right_in_a_second_turn_and_behind_a_rewind(wide, drafter
     first = generate(wide, chains, PROMPTS[0][None], return_dict_in_generate=True)
     kept = copy.deepcopy(first.past_key_values)
     kept.crop(-9)
-    reference = formula_of(drafter, wide)
+    reference = Formula(drafter, wide)
     for cache, length in ((first.past_key_values, 100), (kept, kept.get_seq_length())):
         ids = torch.cat((first.sequences[:, :length], PROMPTS[1][None]), dim=1)
         rounds.clear()
@@ -79,21 +79,20 @@ def test_the_context_is_right_in_a_second_turn_and_behind_a_rewind(wide, drafter
         ({}, {"prompt_lookup_num_tokens": 3}),
     ],
 )
-@pytest.mark.parametrize("name", ["whole", "medusa"])
-def test_other_ways_to_draft_write_plain_text(wide, name, fields, options):
+def test_other_ways_to_draft_write_plain_text(wide, fields, options):
     ids, more = calls(1 if "prefill_chunk_size" in options else 3)
     alone = {key: value for key, value in options.items() if key != "prompt_lookup_num_tokens"} | more
-    found = generate(wide, build(wide, name).view(**fields), ids, **options, **more)
+    found = generate(wide, build(wide, "whole").view(**fields), ids, **options, **more)
     assert torch.equal(found, generate(wide, None, ids, **alone))
 
 
 def test_a_draft_vocabulary(wide, rounds, tmp_path):
-    for name in ("plain", "whole", "medusa"):
+    for name in ("plain", "whole"):
         small = build(wide, name).restricted(range(3, 40)).view(draft_tree_size=None)
         rounds.clear()
         assert torch.equal(generate(wide, small, PROMPTS[0][None]), generate(wide, None, PROMPTS[0][None]))
         for _, text, proposals, _ in rounds[::4]:
-            assert proposals == formula_of(small, wide).chain(text, None, len(proposals))
+            assert proposals == Formula(small, wide).chain(text, None, len(proposals))
         small.save_pretrained(tmp_path / name, standalone=True)
         loaded = DominoDraftModel.from_pretrained(tmp_path / name)
         assert {key: value.tolist() for key, value in loaded.state_dict().items()} == {

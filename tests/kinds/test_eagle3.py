@@ -5,14 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from calls_of_kinds import PROMPTS, generate
-from formulas import OPTIONS, PATHS_TOL, build, formula_of
+from formulas import OPTIONS, PATHS_TOL, Formula, build
 
 from hf_domino import DominoConfig
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.formats.loading import interpret
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.objective.objective import Objective
 from hf_domino.training.resuming import check_resumable
+from hf_domino.training.trainer import DominoTrainer
 
 
 @pytest.fixture(params=OPTIONS)
@@ -26,7 +28,7 @@ def whole(wide):
 
 
 def test_nothing_is_made_up_of_what_was_missed_between_turns(wide, drafter, rounds):
-    trees, reference = drafter.view(draft_tree_size=7), formula_of(drafter, wide)
+    trees, reference = drafter.view(draft_tree_size=7), Formula(drafter, wide)
     first = generate(wide, trees, PROMPTS[0][None], max_new_tokens=9, return_dict_in_generate=True)
     num_made, cache = len(rounds[-1][1]) - 1, first.past_key_values
     length = cache.get_seq_length()
@@ -62,7 +64,7 @@ def test_blocks_side_by_side_read_the_text(wide, drafter):
     """As in training: the text's tokens, and the drafter's own states."""
     ids = torch.randint(4, 64, (2, 20), generator=torch.Generator().manual_seed(2))
     anchors = torch.tensor([[3, 12, 17], [1, 19, -1]])
-    view, reference = TargetModel(wide, drafter.config), formula_of(drafter, wide)
+    view, reference = TargetModel(wide, drafter.config), Formula(drafter, wide)
     outputs = wide(ids, output_hidden_states=True, use_cache=False)
     states = [outputs.hidden_states[layer + 1] for layer in (0, 2)]
     found = drafter.kind.draft_blocks(view, ids, drafter.fuse_context(states), anchors)
@@ -110,10 +112,42 @@ def test_a_run_goes_on_with_the_same_formula_only(wide, tmp_path):
 
 def test_what_it_lacks_is_refused_by_name(wide, whole):
     with pytest.raises(
-        ValueError, match=r"with cache_implementation='static' must be Domino or DFlash or DSpark or DFlash 2 or Medusa"
+        ValueError, match=r"with cache_implementation='static' must be Domino or DFlash or DSpark or DFlash 2, got"
     ):
         generate(wide, whole, PROMPTS[0][None], cache_implementation="static")
     with pytest.raises(ValueError, match="norm_output of a Domino drafter must be False, got True"):
         DominoConfig(norm_output=True)
     with pytest.raises(ValueError, match="fc_norm must be False with norm_before_fc=True, got True"):
         build(wide, "normed", fc_norm=True)
+
+
+def test_weights_of_the_loss_fall_by_a_fifth_with_each_draft(wide, whole, tmp_path):
+    view, arguments = TargetModel(wide, whole.config), DominoTrainingArguments(str(tmp_path), report_to="none")
+    batch = {"input_ids": torch.arange(12)[None], "loss_mask": torch.ones(1, 12), "anchors": torch.tensor([[2]])}
+    Objective(whole, view, arguments, None).label(batch)
+    torch.testing.assert_close(batch["weights"][0, 0], 0.8 ** torch.arange(4.0))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shift_label": False}, "shift_label of an EAGLE-3 drafter must be True, got False"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers of an EAGLE-3 drafter must be 1, got 2"),
+        ({"pure_draft_prefix_len": 1}, "pure_draft_prefix_len of an EAGLE-3 drafter must be 0, got 1"),
+        ({"gru_hidden_dim": 8, "emb_dim": 8}, "gru_hidden_dim, emb_dim of an EAGLE-3 drafter must be left out"),
+        ({"target_layer_ids": [4]}, r"target_layer_ids must be unique and in \[0, 3\].*after the final norm"),
+        ({"num_target_layers": None, "target_layer_ids": [-1]}, r"in \[0, ...\] \(num_target_layers=None"),
+    ],
+)
+def test_fields_that_say_nothing_of_it_are_refused(wide, fields, message):
+    with pytest.raises(ValueError, match=message):
+        DominoConfig.for_target(wide.config, projector_type="eagle3", **fields)
+
+
+def test_it_is_not_sharded_and_no_view_has_other_weights(wide, whole, tmp_path):
+    arguments = DominoTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    arguments.fsdp = True
+    with pytest.raises(ValueError, match="the drafter's kind with fsdp must be Domino or DFlash"):
+        DominoTrainer(whole, wide, arguments)
+    with pytest.raises(ValueError, match=r"norm_before_fc, fc_norm of a view must be of the drafter's own weights"):
+        whole.view(norm_before_fc=True, fc_norm=False)

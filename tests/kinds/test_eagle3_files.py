@@ -8,7 +8,7 @@ import pytest
 import torch
 from builders import EOS, TINY
 from calls_of_kinds import PROMPTS, generate
-from formulas import OPTIONS, PATHS_TOL, build, formula_of
+from formulas import OPTIONS, PATHS_TOL, Formula, build
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -129,7 +129,7 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
     assert loaded.config.projector_type == "eagle3"
     assert loaded.config.layer_ids(8) == LAYOUTS[name][2]
     assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in ours.state_dict().items())
-    view, reference = TargetModel(deep, loaded.config), formula_of(ours, deep)
+    view, reference = TargetModel(deep, loaded.config), Formula(ours, deep)
     ids = torch.arange(9, 24)[None]
     states = loaded.fuse_context(view.captured(deep(ids, **view.capture_kwargs())))
     hidden = loaded.kind.draft_blocks(view, ids, states, torch.tensor([[7]]))[0, 0]

@@ -22,10 +22,7 @@ def naive_positions(drafter, target, batch, weight):
     for row, anchors in enumerate(batch["anchors"].tolist()):
         for anchor in [anchor for anchor in anchors if anchor >= 0]:
             context = drafter.fuse_context([hidden[i + 1][row : row + 1, :anchor] for i in config.target_layer_ids])
-            if config.projector_type == "medusa":
-                gates = [head.weight @ context[0, -1] for head in drafter.heads]
-                z = torch.stack([context[0, -1] + gate * gate.sigmoid() for gate in gates])
-            elif config.projector_type == "eagle3":
+            if config.projector_type == "eagle3":
                 z = _along(drafter, target, ids[row : row + 1], context, anchor)
             else:
                 block = torch.full((1, config.block_size), config.mask_token_id)

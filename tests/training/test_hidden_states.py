@@ -48,7 +48,7 @@ def cached(target, make_drafter, tmp_path):
 
 @pytest.mark.parametrize(
     ("distillation_weight", "shape"),
-    [(0.5, {"target_layer_ids": [3, 0]}), (0.0, {"projector_type": "medusa"}), (0.5, {"projector_type": "eagle3"})],
+    [(0.5, {"target_layer_ids": [3, 0]}), (0.0, {"projector_type": "dflash"}), (0.5, {"projector_type": "eagle3"})],
 )
 def test_training_from_states_of_the_same_forwards_is_the_same(
     distillation_weight, shape, target, make_drafter, make_trainer, greedy_rows, cached, monkeypatch

@@ -21,7 +21,6 @@ KINDS = [
     {"projector_type": "dspark", "markov_head_type": "rnn"},
     {"projector_type": "dflash2", "shift_label": False},
     {"conv_kernel_size": 3, "conv_group_size": 8},
-    {"projector_type": "medusa"},
     {"projector_type": "eagle3"},
     {"projector_type": "eagle3", "own_lm_head": True, "norm_output": True},
 ]

@@ -32,19 +32,16 @@ def logged(trainer, name: str) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "share"),
+    "kind",
     [
-        ({"shift_label": True, "pure_draft_prefix_len": 1}, 0.6),
-        ({"projector_type": "dflash"}, 0.6),
-        ({"projector_type": "dspark"}, 0.6),
-        ({"projector_type": "dflash2"}, 0.6),
-        ({"projector_type": "medusa"}, 0.85),  # a matrix for each position, on one state
-        ({"projector_type": "eagle3"}, 0.6),
+        {"shift_label": True, "pure_draft_prefix_len": 1},
+        {"projector_type": "dflash"},
+        {"projector_type": "dspark"},
+        {"projector_type": "dflash2"},
+        {"projector_type": "eagle3"},
     ],
 )
-def test_overfitting_lowers_the_loss_and_raises_acceptance(
-    kind, share, target, make_drafter, make_trainer, greedy_rows
-):
+def test_overfitting_lowers_the_loss_and_raises_acceptance(kind, target, make_drafter, make_trainer, greedy_rows):
     drafter = make_drafter(target, **kind)
     trainer = make_trainer(
         drafter, greedy_rows, greedy_rows, max_steps=40, num_anchors=16, logging_steps=5, eval_strategy="steps",
@@ -53,7 +50,7 @@ def test_overfitting_lowers_the_loss_and_raises_acceptance(
     before = trainer.evaluate()
     trainer.train()
     after = trainer.evaluate()
-    assert after["eval_loss"] < share * before["eval_loss"]
+    assert after["eval_loss"] < 0.6 * before["eval_loss"]
     assert after["eval_acceptance_length"] > before["eval_acceptance_length"] + 0.3
     assert after["eval_walked_acceptance_length"] > before["eval_walked_acceptance_length"] + 0.3
     assert logged(trainer, "acceptance_length")[-1] > logged(trainer, "acceptance_length")[0]

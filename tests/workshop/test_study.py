@@ -195,6 +195,13 @@ def test_differences_are_measured_by_the_scatter_over_seeds(study_file):
     assert summarize(load_study(study_file), alone)[1].difference.error is None
 
 
+def test_what_is_no_longer_in_the_package_has_rows_and_no_runs(study_file):
+    study_file.write_text(STUDY + "  heads: {question: Gone, seeds: 0, projector_type: medusa}\n")
+    study = load_study(study_file)
+    assert "heads" not in {run_.variant for runs in (study.runs(), study.runs(["heads"], [0])) for run_ in runs}
+    assert [found.variant for found in summarize(study, [*ROWS, row("heads", 0, 1.5)])][-1] == "heads"
+
+
 def test_the_table_says_what_the_rows_say(study_file):
     text = results(load_study(study_file), ROWS)
     assert "`domino` has 1.24 x the acceptance length of its twin `dflash`, above it at 3 of 3 seeds." in text

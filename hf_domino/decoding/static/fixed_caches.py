@@ -131,8 +131,8 @@ class FixedContext:
 
     def __init__(self, drafter: DominoDraftModel, capacity: int):
         self.capacity, config, device = capacity, drafter.config, drafter.device
-        num_layers, num_heads, width = config.kind.context_shape(config)
-        size = (num_layers, 1, num_heads, capacity + config.block_size, width)
+        num_slots = capacity + config.block_size
+        size = (config.num_hidden_layers, 1, config.num_key_value_heads, num_slots, config.head_dim)
         with torch.inference_mode(False):
             self._keys, self._values = (torch.zeros(size, dtype=drafter.dtype, device=device) for _ in range(2))
             self.start, self.length = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))

@@ -24,7 +24,6 @@ KIND_COLOURS = {
     "(Domino)": ("#14532d", "#7cc48c"),
     "(DFlash)": ("#3b74b8", "#7fb0e6"),
     "(EAGLE-3)": ("#6d28d9", "#b79df2"),
-    "(Medusa)": ("#8a6a0a", "#dcb94c"),
 }
 Summaries = dict[tuple[str, str], Summary]  # of mode and method
 PHASE_COLOURS = {

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.checks import readable_layers
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.timing import generate_timed
@@ -122,7 +123,7 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
     ids = list(config.target_layer_ids or ())
     candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
     candidates.append(config.kind.layer_ids(num_target_layers, len(ids)))
-    readable = config.kind.readable(num_target_layers, config.num_target_layers is not None)
+    readable = readable_layers(config, num_target_layers)
     # The weights fix how many there are.
     fitting = (other for other in candidates if len(other) == len(ids) and set(other) <= set(readable) and other != ids)
     return list(map(list, dict.fromkeys(map(tuple, fitting))))

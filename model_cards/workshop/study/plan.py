@@ -68,8 +68,8 @@ class Study:
         for name in only:
             if name not in self.variants:
                 raise refusal("--only", f"among {', '.join(self.variants)}", name, "See study --list.")
-        chosen = [(name, variant) for name, variant in self.variants.items() if not only or name in only]
-        return [Run(name, seed) for name, variant in chosen for seed in seeds or range(variant.seeds)]
+        chosen = {name: one.seeds for name, one in self.variants.items() if one.seeds and (not only or name in only)}
+        return [Run(name, seed) for name, count in chosen.items() for seed in seeds or range(count)]
 
     def budget(self, name: str) -> Budget:
         """A budget by its name."""

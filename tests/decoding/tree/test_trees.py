@@ -89,9 +89,9 @@ def test_other_families_get_chains_and_say_why(model_type, why):
     ("setting", "tree_size", "kind"),
     [
         *((setting, 30, "domino") for setting in SETTINGS),
-        *(("seeded", 1, "domino"), ("penalised", 4, "domino"), ("greedy", 30, "medusa"), ("penalised", 30, "eagle3")),
+        *(("seeded", 1, "domino"), ("penalised", 4, "domino"), ("greedy", 30, "eagle3"), ("penalised", 30, "eagle3")),
         *(("warped", 30, "recycling"), ("penalised and seeded", 30, "recycling")),
-        *(("seeded", 30, kind) for kind in ("medusa", "eagle3", "recycling")),
+        *(("seeded", 30, kind) for kind in ("eagle3", "recycling")),
     ],
 )
 def test_laws_and_sizes_are_exact(tiny_qwen3, setting, tree_size, kind):
@@ -169,7 +169,6 @@ def test_scores_and_logits_are_those_of_the_path(tiny_qwen3):
         ("gemma3_text", "domino"),
         ("gemma4_text", "domino"),
         ("llama", "domino"),
-        ("mistral", "medusa"),
         ("mistral", "eagle3"),
     ],
 )
@@ -218,7 +217,7 @@ def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypa
         ("qwen3", "penalised", "domino"),
         *(("gemma3_text", "seeded", "domino"), ("gpt2", "greedy", "domino")),
         ("mistral", "penalised and seeded", "domino"),
-        *(("qwen3", "greedy", "medusa"), ("qwen3", "seeded", "eagle3")),
+        *(("qwen3", "greedy", "eagle3"), ("qwen3", "seeded", "eagle3")),
     ],
 )
 def test_rows_of_a_batch_grow_trees_of_their_own(model_type, setting, kind):

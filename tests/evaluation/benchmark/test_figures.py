@@ -44,12 +44,12 @@ def test_without_matplotlib_the_way_out_is_named(monkeypatch):
 
 
 def test_drafters_that_are_compared_have_colours_of_their_own_by_their_kind():
-    names = ("plain", "a (Domino), chains", "a (Domino), trees", "b (Medusa)", "c (Domino)", "of mine")
+    names = ("plain", "a (Domino), chains", "a (Domino), trees", "b (EAGLE-3)", "c (Domino)", "of mine")
     colours = colours_of([row | {"method": name} for name in names for row in measured.rows()[-1:]])
     assert len(set(colours.values())) == len(names)
     assert len(set(COLOURS)) == len(METHODS)
     assert colours["a (Domino), chains"] == colour_of("domino_adaptive")
-    assert colours["b (Medusa)"] not in COLOURS  # no other method's
+    assert colours["b (EAGLE-3)"] not in COLOURS  # no other method's
 
 
 def test_no_legend_is_cut(tmp_path):

@@ -11,8 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_domino import DominoConfig
 from hf_domino.kinds import side_by_side
 from hf_domino.kinds.backbone import AttentionInputs, windowed
-from hf_domino.kinds.side_by_side import attend_side_by_side, block_mask, flex_attention, tiled_attention, tiles_of
-from hf_domino.kinds.view import BlockView
+from hf_domino.kinds.side_by_side import (
+    BlockView,
+    attend_side_by_side,
+    block_mask,
+    flex_attention,
+    tiled_attention,
+    tiles_of,
+)
 
 K, C = 4, 40
 ANCHORS = {

@@ -115,6 +115,14 @@ def pair():
 
 
 @pytest.fixture(scope="session")
+def twin(pair):
+    """The DFlash drafter of the bundled target in fp32. Shared: do not modify it."""
+    from hf_domino import DominoDraftModel
+
+    return DominoDraftModel.from_pretrained(pair.folder.with_name(f"{pair.name}-dflash"), dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="session")
 def tiny_pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random target with tokenizer and prompts, with a random Domino drafter and DFlash twin beside it."""
     from recipes.corpus import MASK as MASK_TOKEN

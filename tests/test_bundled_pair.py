@@ -42,8 +42,8 @@ def check_prompts(pair: Pair, prompts: list[dict], max_new_tokens: int) -> list[
     return ratios
 
 
-def test_the_drafters_name_their_target(pair):
-    for drafter in (pair.drafter, pair.twin):
+def test_the_drafters_name_their_target(pair, twin):
+    for drafter in (pair.drafter, twin):
         recorded = TargetIdentity.recorded_in(drafter.config)
         assert replace(recorded, dtype=None) == replace(identify(pair.target), dtype=None)
 

@@ -1,4 +1,4 @@
-"""`hf-domino bench`: measure every way to generate, or show what was measured."""
+"""`hf-domino bench`: measure every way to generate."""
 
 from __future__ import annotations
 
@@ -16,53 +16,38 @@ EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-domino --drafter my-dspark --prompts prompts.jsonl
-  hf-domino bench --rows rows.jsonl --figures figures
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino bench`: those of the models, and the fields of `BenchOptions`."""
     groups = {name: parser.add_argument_group(name) for name in (MODELS, TEXTS, MEASURED, ROWS)}
-    add_models(groups[MODELS], measures=True, several=True)
+    add_models(groups[MODELS], measures=True)
     for option in fields(BenchOptions):
         if option.metadata:
             flag = {name: value for name, value in option.metadata.items() if name != "group"}
             group = groups[option.metadata["group"]]
             group.add_argument(f"--{option.name.replace('_', '-')}", default=option.default, **flag)
-    groups[ROWS].add_argument(
-        "--markdown", action="store_true", help="print the tables as Markdown, with all that was measured"
-    )
-    groups[ROWS].add_argument("--figures", type=Path, help="instead draw the rows as SVG files into this folder")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
     options.rows = options.rows or DEFAULT_ROWS
-    if options.figures:
-        from hf_domino._common.figures import write_figures
-        from hf_domino.evaluation.benchmark.figures import make_figures
-        from hf_domino.evaluation.benchmark.rows import read_rows
-
-        print(*write_figures(make_figures(read_rows(options.rows)), options.figures), sep="\n")
-        return 0
     options.device = options.device or default_device()
     options.drafter = tuple(options.drafter or ())
     asked = BenchOptions(**{option.name: getattr(options, option.name) for option in fields(BenchOptions)})
     set_up(options.threads)
+    from rich.console import Console
+    from rich.markdown import Markdown
+
     from hf_domino.evaluation.benchmark import report
     from hf_domino.evaluation.benchmark.run import benchmark, report_differences
 
     rows = benchmark(asked)
     print(f"rows: {options.rows}", file=sys.stderr)
     differs = report_differences(rows)
-    if options.markdown:
-        print(report.results_table(rows), report.details(rows), sep="\n")
-    else:
-        from rich.console import Console
-        from rich.markdown import Markdown
-
-        for mode, name in report.modes_of(rows).items():
-            Console().print(Markdown(report.speeds_table(rows, {mode: name})))
-        print("", report.caption(rows), *(f"- {each}" for each in report.comparisons(rows)), "", sep="\n")
-    print(report.conclusion(rows))
+    for mode, name in report.modes_of(rows).items():
+        Console().print(Markdown(report.speeds_table(rows, {mode: name})))
+    print(f"\n{report.caption(rows)}\n")
+    print(*report.comparisons(rows), report.conclusion(rows), sep="\n")
     return FAILED_CHECK if differs else 0

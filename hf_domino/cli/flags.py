@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -32,20 +31,17 @@ def positive_int(text: str) -> int:
     return value
 
 
-def add_models(group: argparse._ArgumentGroup, measures: bool = False, several: bool = False) -> None:
-    """Add a target, its drafter, and where and how they compute, for [`load_models`]."""
-    asked = os.environ.get("OMP_NUM_THREADS", "")
-    cores = int(asked) if asked.isdigit() and int(asked) else os.cpu_count() or 1
+def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
+    """Add a target, its drafter, and where and how they compute, for [`load_models`]; measured are several, in fp32."""
     dtype, dtype_help = ("float32", "") if measures else (None, " (default: bfloat16 on a GPU, else float32)")
-    threads, threads_help = (min(2, cores), "") if measures else (None, " (default: as torch chooses)")
+    again, again_help = ("append", "; given again, drafters of any kind are compared") if measures else ("store", "")
     add = group.add_argument
     add("--target", help="folder or Hub name of the target (default: the bundled one)")
-    again, again_help = ("append", "; given again, drafters of any kind are compared") if several else ("store", "")
     beside = "default: NAME-domino beside the target"
     add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")
     add("--dtype", **DTYPE, default=dtype, help=f"dtype of all models{dtype_help}")
     add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
-    add("--threads", type=positive_int, default=threads, help=f"CPU threads of torch{threads_help}")
+    add("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
 
 
 def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:

@@ -27,10 +27,6 @@ COMMANDS = {
     "train": ("hf_domino.cli.train", "Train a drafter for a target, from one YAML file or flags."),
     "data": ("hf_domino.cli.data", "Let a target write its own training text, with or without prompts."),
     "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),
-    "plan": (
-        "hf_domino.cli.plan",
-        "Say whether speculation pays, and how many proposals are best.",
-    ),
     "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
     "push": ("hf_domino.cli.push", "Write a drafter's card from its rows, and publish its folder on the Hub."),
     "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),

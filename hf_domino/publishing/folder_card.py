@@ -26,21 +26,21 @@ from hf_domino.formats.loading import interpret
 from hf_domino.formats.source import CONFIG, read_object
 
 ROWS, STATE = "results.jsonl", "trainer_state.json"
-FIGURES = {"speed-up": "Speed-up", "acceptance": "Acceptance by position", "round": "Time in a round"}
 
 
-def results_section(rows: Sequence[Row], figures: Mapping[str, str] | None = None) -> str:
-    """Write the results of a card: tables of rows, and pictures by title."""
+def results_section(rows: Sequence[Row]) -> str:
+    """Write the results of a card: tables of rows."""
     if not measured(rows):
         raise ValueError(f"rows must have measurements, got {len(rows)} without any: run `hf-domino bench`.")
     commits = {model: measured(rows)[0].get(f"{model}_commit") for model in ("target", "drafter")}
     loaded = ", ".join(f"{model} at commit `{commit}`" for model, commit in commits.items() if commit)
-    parts = ["## Results", results_table(rows), f"Loaded from the Hub: {loaded}." if loaded else ""]
-    parts += [f"![{title}]({path})" for title, path in (figures or {}).items()]
-    parts.append(_by_position(rows))
-    parts.append(
-        f"Every figure is computed from `{ROWS}`, a row a prompt; `hf-domino push . --card-only` does it again."
-    )
+    parts = [
+        "## Results",
+        results_table(rows),
+        f"Loaded from the Hub: {loaded}." if loaded else "",
+        _by_position(rows),
+        f"Every figure is computed from `{ROWS}`, a row a prompt; `hf-domino push . --card-only` does it again.",
+    ]
     return "\n\n".join(part.strip() for part in parts if part)
 
 
@@ -61,8 +61,8 @@ def card_for(
     folder: Path, *, name: str | None = None, target: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> str:
     """Write the card of a drafter's folder, merged into the card that is there."""
-    # Read are results.jsonl, trainer_state.json and figures, if there. `name` is what the drafter is
-    # loaded by, the folder's by default. `target` is by default the card's base_model or the configuration's
+    # Read are results.jsonl and trainer_state.json, if there. `name` is what the drafter is loaded by, the folder's by
+    # default. `target` is by default the card's base_model or the configuration's
     # target_name. `metadata`, such as license, goes into the card's head; lists are united with those there.
     if not (folder / CONFIG).is_file():
         remedy = "Save a drafter there, drafter.save_pretrained(folder); merge an adapter before, merge_and_unload()."
@@ -74,9 +74,7 @@ def card_for(
     if named is None:
         raise ValueError(f"--target must be given: neither {folder / CONFIG} nor its card names the target.")
     if rows.is_file():
-        pictures = [path for title in FIGURES for path in sorted((folder / "figures").glob(f"{title}.[sp][vn]g"))]
-        figures = {FIGURES[path.stem]: f"figures/{path.name}" for path in pictures}
-        results = results_section(read_rows(rows), figures)
+        results = results_section(read_rows(rows))
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
         raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)

@@ -133,7 +133,7 @@ def reference(
     if num_proposals is not None:  # of fewer the server makes shorter blocks
         drafter = drafter.view(draft_length="full", block_size=1 + num_proposals)
         arguments = {"assistant_model": drafter, "num_assistant_tokens": num_proposals}
-    texts, lengths, start = [], [], time.perf_counter()
+    texts, lengths, start = [], list[int](), time.perf_counter()
     for prompt in prompts:
         ids = torch.tensor([prompt], device=pair.target.device)
         mask = torch.ones_like(ids)

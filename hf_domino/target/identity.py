@@ -103,13 +103,13 @@ def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:
     return (Path(given).absolute().name if given and is_folder else given) or None, commit_of(target)
 
 
-def commit_of(model: PreTrainedModel, revision: str | None = None) -> str | None:
+def commit_of(model: PreTrainedModel) -> str | None:
     """The commit on the Hub that a model was loaded from; None for a folder's."""
     name, known = str(model.name_or_path or ""), getattr(model.config, "_commit_hash", None)
     if known is not None or not name or Path(name).exists():
         return known
     try:
-        config = try_to_load_from_cache(name, "config.json", revision=revision)  # transformers 5.23 keeps no commit
+        config = try_to_load_from_cache(name, "config.json")  # transformers 5.23 keeps no commit
     except HFValidationError:  # of a folder that is gone
         return None
     return Path(config).parent.name if isinstance(config, str) else None

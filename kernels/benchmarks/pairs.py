@@ -31,7 +31,7 @@ from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.run import prompts_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
-from hf_domino.pair import BUNDLED, Pair, load_pair, read_prompts
+from hf_domino.pair import Pair, load_pair, read_prompts
 
 STATIC = {"cache_implementation": "static"}
 COPIES = {"prompt_lookup_num_tokens": 10}
@@ -165,8 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     check_writable(options.rows.parent, "the folder of --rows")
     dtype = dtype_of(options.dtype)
-    drafter = options.drafter or (BUNDLED if options.target is None else None)  # by its name it comes without its twin
-    pair = load_pair(options.target, drafter, dtype=dtype, device=options.device)
+    pair = load_pair(options.target, options.drafter, dtype=dtype, device=options.device)
     options.prompts = prompts_of(pair, options.prompts)
     options.rows.write_text("")
     methods = {name: how for name, how in methods_of(pair).items() if name not in options.without}

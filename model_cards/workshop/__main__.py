@@ -1,6 +1,6 @@
 """Make our own models, studies and figures again: `python model_cards/workshop COMMAND`, in a checkout.
 
-Nobody needs it for a drafter of their own: that is `hf-domino train`, `bench` and `card`.
+Nobody needs it for a drafter of their own: that is `hf-domino train`, `bench` and `push`.
 """
 
 from __future__ import annotations

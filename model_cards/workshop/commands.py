@@ -10,6 +10,7 @@ PROGRAM = "python model_cards/workshop"
 COMMANDS = {
     "recipe": ("recipes.command", "Make a pair from nothing: the bundled one, or that of SmolLM2."),
     "study": ("study.command", "Train Domino, its twin and variants alike, and show what made a difference."),
+    "figures": ("figures", "Draw the rows of a benchmark."),
     "tables": ("tables", "Write what pages say of measurements from the committed rows."),
 }
 

@@ -58,8 +58,8 @@ def test_bundled_drafter_fits(pair, held_out):
 
 
 @pytest.mark.slow
-def test_twin_fits(pair, held_out):
-    result = checked(pair, pair.twin, held_out)
+def test_twin_fits(pair, twin, held_out):
+    result = checked(pair, twin, held_out)
     assert result.fits
     assert measure.WITHOUT_HEAD not in [variant.name for variant in result.variants]
 
@@ -75,17 +75,17 @@ def test_layers_in_the_wrong_order(pair, held_out):
 
 
 @pytest.mark.parametrize("name", ["drafter", pytest.param("twin", marks=pytest.mark.slow)])
-def test_one_position_off(pair, held_out, name):
-    right = getattr(pair, name)
+def test_one_position_off(pair, held_out, name, request):
+    right = pair.drafter if name == "drafter" else request.getfixturevalue(name)
     result = checked(pair, right.view(shift_label=not right.config.shift_label), held_out)
     assert [cause.name for cause in result.causes] == [verdict.WRONG_SHIFT_LABEL]  # nothing else is to be put right
     assert "read one position off" in str(result)
     assert f"with shift_label={right.config.shift_label}" in result.causes[0].evidence
 
 
-def test_a_file_that_does_not_tell_the_order_of_its_block(pair, held_out, tmp_path):
+def test_a_file_that_does_not_tell_the_order_of_its_block(pair, twin, held_out, tmp_path):
     """The twin as DeepSpec's, whose trainer has the other order: loaded as its files are, and as the self-test says."""
-    pair.twin.export(tmp_path, dtype=torch.float32)
+    twin.export(tmp_path, dtype=torch.float32)
     path = tmp_path / "config.json"
     stored = json.loads(path.read_text()) | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}
     path.write_text(json.dumps(stored))

@@ -28,9 +28,7 @@ def test_load_pair(is_here, tiny_pair_folder, monkeypatch):
     pair = load_pair("." if is_here else tiny_pair_folder)
     assert pair.name == "tiny"
     assert pair.drafter.has_correction_head
-    assert not pair.twin.has_correction_head
     assert {parameter.dtype for parameter in pair.target.parameters()} == {torch.float32}
-    assert load_pair(tiny_pair_folder, tiny_pair_folder.with_name("tiny-domino")).twin is None  # of somebody else's
     (prompt, *_) = prompts = read_prompts(tiny_pair_folder / "prompts.jsonl")
     assert (len(prompts), set(prompt)) == (3, {"module", "offset", "sha256", "text"})
 
@@ -43,7 +41,7 @@ def test_the_drafter_of_a_target_may_be_among_those_published_here(tiny_pair_fol
         load_pair(target)
     shutil.copytree(tiny_pair_folder.with_name("tiny-domino"), tmp_path / "model_cards/tiny-chat-domino")
     pair = load_pair(target)
-    assert (find_pair(target), pair.folder, pair.name, pair.twin) == (target, target, "tiny-chat", None)
+    assert (find_pair(target), pair.folder, pair.name) == (target, target, "tiny-chat")
 
 
 def test_the_bundled_pair_has_a_short_name(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
 
 import huggingface_hub
 import torch
@@ -49,13 +50,14 @@ def push_as(token: str, *arguments: str) -> dict:
 def load(name: str, revision: str) -> dict:
     """What a drafter from the Hub holds, and from which commit."""
     drafter = DominoDraftModel.from_pretrained(name, revision=revision)
-    return {"digests": digests(drafter), "commit": commit_of(drafter, revision)}
+    cached = huggingface_hub.try_to_load_from_cache(name, "config.json", revision=revision)
+    return {"digests": digests(drafter), "commit": Path(cached).parent.name}
 
 
-def commits(target: str, drafter: str, revision: str) -> list[str | None]:
-    """What rows tell of a pair that was loaded from the Hub, its drafter at a revision."""
-    pair = load_pair(target, drafter, drafter_revision=revision)
-    return [commit_of(pair.target), commit_of(pair.drafter, revision)]
+def commits(target: str, drafter: str) -> list[str | None]:
+    """What rows tell of a pair that was loaded from the Hub."""
+    pair = load_pair(target, drafter)
+    return [commit_of(pair.target), commit_of(pair.drafter)]
 
 
 def load_error(name: str) -> None:

@@ -13,7 +13,7 @@ from hf_domino import DominoConfig
 from hf_domino.cards.sections import read_sections
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.report import results_table
-from hf_domino.publishing.folder_card import FIGURES, card_for, results_section
+from hf_domino.publishing.folder_card import card_for, results_section
 
 ENTRY = {"step": 4, "base_loss": 1.25, "corrected_loss": 0.5, "hours": 0.125}
 
@@ -54,12 +54,7 @@ def test_the_card_of_a_folder(folder, card):
     sections = read_sections(text)
     assert results_table(measured.rows()).strip() in sections["results"]
     assert "| 4 | 0.125 | 1.25 | 0.5 |" in sections["training"]
-    assert "![" not in text
     assert card_for(folder) == text
-    for title in FIGURES:
-        (folder / "figures").mkdir(exist_ok=True)
-        (folder / "figures" / f"{title}.svg").touch()
-    assert "![Speed-up](figures/speed-up.svg)" in card_for(folder)
     assert '"me/other"' in card_for(folder, name="me/other")
 
 

@@ -148,7 +148,7 @@ def loaded(published, server, process, folder):
         server.damage[f"org/{how}"] = how
     scenarios = {
         "drafter": ("load", DRAFTER, commit),
-        "commits": ("commits", TARGET, DRAFTER, "main"),
+        "commits": ("commits", TARGET, DRAFTER),
         "found": ("command", "find", TARGET),
         "missing": ("command", "find", "org/nothing"),
         **{name: ("load_error", f"org/{name}") for name in ("short", "broken", "garbled")},

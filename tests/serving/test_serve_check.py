@@ -62,7 +62,7 @@ def test_narrow_floats_are_shown_and_not_judged():
 def pair(tiny_qwen3, tiny_tokenizer, tmp_path):
     target = copy.deepcopy(tiny_qwen3)
     target.generation_config = GenerationConfig(eos_token_id=list(range(60)), repetition_penalty=1.7, pad_token_id=2)
-    return Pair("tiny", tmp_path, target, tiny_tokenizer, build_drafter(target), None)
+    return Pair("tiny", tmp_path, target, tiny_tokenizer, {"tiny (Domino)": build_drafter(target)})
 
 
 def test_the_reference_is_greedy_without_penalties_and_past_the_end(pair, tiny_qwen3):

@@ -109,9 +109,9 @@ def p_value(texts, first, law):
 
 
 @pytest.mark.parametrize("is_mended", [True, False])
-def test_sampled_tokens_have_the_targets_law(pair, tmp_path, monkeypatch, is_mended):
+def test_sampled_tokens_have_the_targets_law(pair, twin, tmp_path, monkeypatch, is_mended):
     # Without our plugin the verifier of a CPU is biased, by the fault that the page describes: the same test sees it.
-    (pair.drafter if is_mended else pair.twin).export(tmp_path / "drafter", dtype="float32")
+    (pair.drafter if is_mended else twin).export(tmp_path / "drafter", dtype="float32")
     if not is_mended:
         monkeypatch.setenv("VLLM_PLUGINS", "")
     prompt = surest(pair)

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoConfig, AutoTokenizer, HfArgumentParser
 
 import commands
+from figures import write_figures
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino._common.figures import write_figures
 from hf_domino.cli import main as cli
 from hf_domino.pair import find_pair
 from hf_domino.training.arguments import DominoTrainingArguments

@@ -9,10 +9,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from copy import deepcopy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import nn
 
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.drafter.phases import timed_phases
@@ -26,15 +25,6 @@ from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_round
 from hf_domino.pair import Pair
 
 WARM_UPS, WARM_UP_TOKENS = 2, 32
-
-
-class _Run(NamedTuple):
-    """One timed run of a method on a batch."""
-
-    tokens: torch.Tensor  # [B, N]
-    seconds: float
-    first_token: float
-    peak_memory: int | None
 
 
 class Bench:
@@ -62,22 +52,31 @@ class Bench:
     def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Row]:
         """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`); one row per method."""
         inputs, seed = self._inputs(batch), self.options.seed + index
-        runs: dict[str, list[_Run]] = {method: [] for method in self.methods}
+        texts: dict[str, list[torch.Tensor]] = {method: [] for method in self.methods}  # of each repeat, [B, N]
+        seconds: dict[str, list[float]] = {method: [] for method in self.methods}
+        # The first use of a prompt's length takes longer.
+        self.pair.target.generate(**inputs, **self._call(BASELINE, mode) | {"max_new_tokens": 1})
         for _ in range(self.options.repeats):
             for method in self.methods:
-                runs[method].append(self._run(inputs, self._call(method, mode), seed))
+                self._empty_tables()
+                torch.manual_seed(seed)
+                # On a CPU a phase is two readings of the clock a round; events on a GPU have a run of their own.
+                with nullcontext() if inputs["input_ids"].is_cuda else timed_phases():
+                    tokens, taken = generate_timed(self.pair.target, inputs, **self._call(method, mode))
+                texts[method].append(tokens)
+                seconds[method].append(taken)
         about = {
             "mode": mode,
             "temperature": self.options.temperature if mode == "sample" else 0.0,
             "prompt": index,
             "sources": [source(prompt) for prompt in batch],
         }
-        rows, expected = [], runs[BASELINE][0].tokens
-        for method, found in runs.items():
+        rows, expected = [], texts[BASELINE][0]
+        for method, found in texts.items():
             call = self._call(method, mode)
             torch.manual_seed(seed)
-            row = {"method": method} | about | self._times(found) | self._rounds(inputs, call)
-            others = [run.tokens for run in found if not torch.equal(run.tokens, expected)]
+            row = {"method": method} | about | self._speed(found[-1], seconds[method]) | self._rounds(inputs, call)
+            others = [tokens for tokens in found if not torch.equal(tokens, expected)]
             row["equals_plain"] = not others
             if others and drafter_in(call) is not None:
                 plain = self._call(BASELINE, mode)
@@ -94,41 +93,19 @@ class Bench:
             choice = {"do_sample": True, "temperature": self.options.temperature, "top_k": 0, "top_p": 1.0}
         return self.methods[method] | choice | {"max_new_tokens": self.options.max_new_tokens}
 
-    def _run(self, inputs: Any, call: Arguments, seed: int) -> _Run:
-        self._empty_tables()
-        target, on_gpu = self.pair.target, self.pair.target.device.type == "cuda"
-        torch.manual_seed(seed)
-        _, first_token = generate_timed(target, inputs, **call | {"max_new_tokens": 1})
-        torch.manual_seed(seed)
-        if on_gpu:
-            torch.cuda.reset_peak_memory_stats(target.device)
-            models = [target, *(value for value in call.values() if isinstance(value, nn.Module))]
-            weights = {weight.data_ptr(): weight.nbytes for model in models for weight in model.parameters()}
-            others = torch.cuda.memory_allocated(target.device) - sum(weights.values())
-        # On a CPU a phase is two readings of the clock, microseconds a round; events on a GPU have a run of their own.
-        with nullcontext() if on_gpu else timed_phases():
-            tokens, seconds = generate_timed(target, inputs, **call)
-        # On a CPU an allocator keeps the memory of earlier calls.
-        peak = torch.cuda.max_memory_allocated(target.device) - others if on_gpu else None
-        return _Run(tokens, seconds, first_token, peak)
-
     def _empty_tables(self) -> None:
         for drafter, state in self._empty:
             drafter.load_state_dict(state)
 
-    def _times(self, runs: Sequence[_Run]) -> Row:
+    def _speed(self, tokens: torch.Tensor, seconds: list[float]) -> Row:
         end_of_text = self.pair.target.generation_config.eos_token_id
-        texts = [until_end(row, end_of_text) for row in runs[-1].tokens.tolist()]
-        count, longest = sum(map(len, texts)), max(map(len, texts))
-        seconds, first = (statistics.median(getattr(run, name) for run in runs) for name in ("seconds", "first_token"))
+        texts = [until_end(row, end_of_text) for row in tokens.tolist()]
+        count, median = sum(map(len, texts)), statistics.median(seconds)
         return {
             "new_tokens": count,
-            "seconds": seconds,
-            "seconds_each": [run.seconds for run in runs],
-            "tokens_per_second": count / seconds,
-            "ttft_seconds": first,
-            "tpot_seconds": (seconds - first) / (longest - 1) if longest > 1 else None,
-            "peak_memory_bytes": max((run.peak_memory for run in runs if run.peak_memory is not None), default=None),
+            "seconds": median,
+            "seconds_each": seconds,
+            "tokens_per_second": count / median,
             "distinct_4gram": statistics.fmean(map(distinct_ngram_ratio, texts)),
         }
 

@@ -8,8 +8,7 @@ import torch
 
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel, recycling
-from hf_domino.evaluation.benchmark.lean import lean_decoding
-from hf_domino.evaluation.benchmark.options import COPIES, TRANSFORMERS_OWN, BenchOptions
+from hf_domino.evaluation.benchmark.options import COPIES, TRANSFORMERS_OWN, WITH_COPIES, BenchOptions
 from hf_domino.pair import Pair
 
 Arguments = dict[str, Any]
@@ -17,13 +16,15 @@ Arguments = dict[str, Any]
 
 def choose_methods(pair: Pair, options: BenchOptions) -> tuple[dict[str, Arguments], dict[str, str]]:
     """Give the arguments of `generate` of each method, plain generation first, and why others cannot be measured."""
-    found = {name: _arguments(name, pair, options) for name in options.wanted(compares=bool(pair.compared))}
+    # A Domino drafter alone has methods of its own. Others are compared, and come last.
+    is_alone = [drafter.config.projector_type for drafter in pair.drafters.values()] == ["domino"]
+    compared = {} if is_alone else dict(pair.drafters)
+    found = {name: _arguments(name, pair, options) for name in options.wanted(compares=bool(compared))}
     skipped = {name: reason for name, reason in found.items() if isinstance(reason, str)}
     chosen = {name: arguments for name, arguments in found.items() if not isinstance(arguments, str)}
-    # Drafters that are compared come last.
-    compared, shapes = pair.compared, dict[str, Arguments]({"": {}})
+    shapes = dict[str, Arguments]({"": {}})
     if options.tree_size is not None:
-        compared = compared or {pair.drafter.config.kind.title: pair.drafter}
+        compared = compared or {"Domino": pair.drafter}
         shapes = {", chains": {"draft_tree_size": None}, ", trees": {"draft_tree_size": options.tree_size}}
     for name, drafter in compared.items():
         for shape, fields in shapes.items():
@@ -41,24 +42,15 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
         return {"assistant_model": recycling(pair.target)}
     if name == "assistant":
         _check_assistant(pair)
-    copies: Arguments = {"prompt_lookup_num_tokens": options.lookup_tokens}
-    simple: dict[str, Arguments] = {
-        "plain": {},
-        "lean": {"custom_generate": lean_decoding},
-        COPIES: copies,
-        "assistant": {"assistant_model": pair.assistant},
-    }
-    if name in simple:
-        return simple[name]
-    kind, _, way = name.partition("_")
-    drafter = pair.drafter if kind == "domino" else pair.twin
-    if drafter is None:
-        return "there is no DFlash twin"
-    if kind == "domino" and drafter.config.projector_type != kind:
-        return f"the drafter is of another kind: {drafter.config.kind.title}"
-    # As far as it pays, or whole blocks.
-    view = drafter.view(draft_length="adaptive") if way else drafter.view(draft_length="full", draft_tree_size=None)
-    return {"assistant_model": view} | (copies if way == "lookup" else {})
+        return {"assistant_model": pair.assistant}
+    copies: Arguments = {"prompt_lookup_num_tokens": options.lookup_tokens} if name in (COPIES, WITH_COPIES) else {}
+    if not name.startswith("domino"):
+        return copies
+    if (kind := pair.drafter.config.kind.title) != "Domino":
+        return f"the drafter is of another kind: {kind}"
+    # Whole blocks, or as far as it pays.
+    how = {"draft_length": "full", "draft_tree_size": None} if name == "domino" else {"draft_length": "adaptive"}
+    return copies | {"assistant_model": pair.drafter.view(**how)}
 
 
 def _mtp(target: Any) -> Arguments | str:

@@ -29,13 +29,13 @@ METHODS = {
     "domino_chain": "Domino, chains",
     "domino_tree": "Domino, trees",
 }
-BASELINE, FLOOR, COPIES = "plain", "lean", "prompt_lookup"
-DEFAULT = (BASELINE, COPIES, "domino_adaptive", "domino_lookup")
+BASELINE, COPIES, WITH_COPIES = "plain", "prompt_lookup", "domino_lookup"
+DEFAULT = (BASELINE, COPIES, "domino_adaptive", WITH_COPIES)
 ALL = "all"
-ONLY_SHOWN = ("lookahead", "early_exit", "native_dflash", "domino_chain", "domino_tree")  # published rows have them
 # Transformers' own assistants decode one sequence at a time, and sample other texts than plain generation.
 TRANSFORMERS_OWN = (COPIES, "assistant", "early_exit", "mtp", "native_dflash")
-MEASURABLE = tuple(name for name in METHODS if name not in ONLY_SHOWN)
+# Others are of rows that were published before.
+MEASURABLE = (BASELINE, COPIES, "recycling", "assistant", "mtp", "domino", "domino_adaptive", WITH_COPIES)
 
 MODELS, TEXTS, MEASURED, ROWS = "models", "texts", "what is measured", "rows"  # groups of flags
 AT_LEAST_ONE = ("num_prompts", "batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size")
@@ -59,13 +59,6 @@ class BenchOptions:
     drafter: tuple[str, ...] = ()  # several, of any kind, are compared
     dtype: str = "float32"
     device: str = "cpu"
-    target_revision: str | None = _option(None, MODELS, "branch, tag or commit of --target on the Hub (default: main)")
-    drafter_revision: str | None = _option(
-        None, MODELS, "branch, tag or commit on the Hub of the first --drafter (main)"
-    )
-    twin: str | None = _option(
-        None, MODELS, "a DFlash drafter to compare with (default: NAME-dflash, where there is no --drafter)"
-    )
     assistant: str | None = _option(None, MODELS, "a small model with the target's vocabulary, to compare with")
     prompts: Path | None = _option(  # noqa: RUF009
         None, TEXTS, f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or bundled)", type=Path
@@ -77,9 +70,8 @@ class BenchOptions:
         None,
         MEASURED,
         f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; mtp needs a target with such layers; "
-        "domino and dflash draft whole blocks, "
-        "domino_adaptive and dflash_adaptive as far as it pays, which is a drafter's default; domino_lookup may also "
-        f"copy from the text (default: {', '.join(DEFAULT)}, and what other flags name)",
+        "domino drafts whole blocks, domino_adaptive as far as it pays, which is a drafter's default; domino_lookup "
+        f"may also copy from the text (default: {', '.join(DEFAULT)}, and what other flags name)",
         type=lambda names: tuple(name.strip() for name in names.split(",")),
     )
     tree_size: int | None = _option(
@@ -92,16 +84,15 @@ class BenchOptions:
     rows: Path | None = _option(  # noqa: RUF009
         None,
         ROWS,
-        "where rows are written, or read from (default: results.jsonl)",
+        "where rows are written; of a run that was broken off, those that are missing (default: results.jsonl)",
         type=Path,
     )
     overwrite: bool = _option(False, ROWS, "measure anew where --rows exists", action="store_true")
-    resume: bool = _option(False, ROWS, "go on where the run that wrote --rows was broken off", action="store_true")
 
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:
             if (value := getattr(self, name)) is not None and value < 1:
-                raise refusal(_flag(name), "at least 1", value, "Leave it out for its default.")
+                raise refusal(f"--{name.replace('_', '-')}", "at least 1", value, "Leave it out for its default.")
         if not 0 <= self.temperature < math.inf:
             raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
         for name in () if self.methods in (None, (ALL,)) else self.methods:
@@ -110,14 +101,11 @@ class BenchOptions:
             if name == "assistant" and self.assistant is None:
                 remedy = "Give it, or leave assistant out."
                 raise refusal("--methods assistant", "given with --assistant", "none", remedy)
-        if self.overwrite and self.resume:
-            raise refusal("--resume", "without --overwrite", "both", "Give one of them.")
 
     def wanted(self, compares: bool) -> list[str]:
         """Names of the methods to measure, in the order of tables; `compares`: drafters are methods by themselves."""
+        names = self.methods or ((COPIES,) if compares else (*DEFAULT, "assistant"))
         possible = [name for name in MEASURABLE if name != "assistant" or self.assistant]
-        twin = ("dflash_adaptive",) if self.twin else ()
-        names = self.methods or ((COPIES,) if compares else (*DEFAULT, "assistant", *twin))
         return [name for name in possible if names == (ALL,) or name in (BASELINE, *names)]
 
     @property
@@ -125,7 +113,3 @@ class BenchOptions:
         """Whether any of the methods runs the pair's drafter."""
         names = self.methods or DEFAULT
         return self.tree_size is not None or any(name == ALL or name.startswith("domino") for name in names)
-
-
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

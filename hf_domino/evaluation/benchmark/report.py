@@ -8,8 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
-from hf_domino.drafter.phases import PHASES
-from hf_domino.evaluation.benchmark.options import BASELINE, COPIES, FLOOR, METHODS, keeps_seed
+from hf_domino.evaluation.benchmark.options import BASELINE, COPIES, METHODS, WITH_COPIES, keeps_seed
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import (
     Summary,
@@ -20,8 +19,6 @@ from hf_domino.evaluation.benchmark.summary import (
     speed_ups_of,
     summarize,
 )
-
-MEBIBYTE = 2**20
 
 
 def label(method: str) -> str:
@@ -54,16 +51,13 @@ def results_table(rows: Sequence[Row]) -> str:
 
 def speeds_table(rows: Sequence[Row], modes: Mapping[str, str]) -> str:
     """Render tokens a second, speed-ups and acceptance length of every method in these modes as Markdown."""
-    has_lean = bool(rows_of(rows, FLOOR, "greedy"))
-    speed_ups = ("over plain", "over lean") if has_lean else ("speed-up",)
-    heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", *speed_ups, "acceptance length")]
+    heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", "speed-up", "acceptance length")]
     body = []
     for method in methods_of(rows):
         cells = [label(method)]
         for one in (summarize(rows, method, mode) for mode in modes):
-            cells += [f"{one.tokens_per_second:.0f} ({one.quartiles[0]:.0f}-{one.quartiles[1]:.0f})"]
-            cells += [number(one.speed_up, " x"), *([number(one.speed_up_over_lean, " x")] if has_lean else [])]
-            cells += [acceptance_of(one)]
+            speed = f"{one.tokens_per_second:.0f} ({one.quartiles[0]:.0f}-{one.quartiles[1]:.0f})"
+            cells += [speed, number(one.speed_up, " x"), acceptance_of(one)]
         body.append(cells)
     return markdown_table(heads, body)
 
@@ -72,35 +66,6 @@ def acceptance_of(summary: Summary) -> str:
     """Acceptance length, and where single steps were among the rounds the tokens per forward behind it."""
     length, per_forward = number(summary.acceptance_length), number(summary.tokens_per_forward)
     return length if length == per_forward else f"{length} ({per_forward})"
-
-
-def details_table(rows: Sequence[Row], mode: str) -> str:
-    """Render latency, memory and the time in a round of one mode as Markdown, without columns that no row fills."""
-    lines = {label(method): _details(summarize(rows, method, mode)) for method in methods_of(rows)}
-    heads = [head for head in next(iter(lines.values())) if any(cells[head] for cells in lines.values())]
-    return markdown_table(heads, [[name, *(cells[head] for head in heads)] for name, cells in lines.items()])
-
-
-def details(rows: Sequence[Row]) -> str:
-    """Render all that is measured beside the table of results: details of each mode, ratios."""
-    parts = [f"{name}:\n\n{details_table(rows, mode)}" for mode, name in modes_of(rows).items()]
-    said = "".join(f"- {comparison}\n" for comparison in comparisons(rows))
-    return "\n".join([*parts, said] if said else parts)
-
-
-def _details(summary: Summary) -> dict[str, str]:
-    phases, share = summary.ms_per_round, summary.overhead
-    peak = None if summary.peak_memory_bytes is None else summary.peak_memory_bytes / MEBIBYTE
-    return {
-        "TTFT, ms": number(summary.ttft_ms),
-        "TPOT, ms": number(summary.tpot_ms),
-        "peak memory, MiB": number(peak),
-        "distinct 4-grams": number(summary.distinct_4gram),
-        "round, ms": number(sum(phases.values()) if phases else None),
-        **{f"{name.replace('_', ' ')}, ms": number(phases.get(name)) for name in PHASES},
-        "outside forwards and rollout": "" if share is None else f"{100 * share:.1f} %",
-        "accepted at": " ".join(f"{rate:.2f}" for rate in summary.acceptance_rate_at),
-    }
 
 
 def comparisons(rows: Sequence[Row]) -> list[str]:
@@ -121,14 +86,14 @@ def comparisons(rows: Sequence[Row]) -> list[str]:
 
 def conclusion(rows: Sequence[Row]) -> str:
     """Say in one sentence whether the fastest drafter beats plain generation, greedy; empty where there was none."""
-    others = [method for method in methods_of(rows) if method not in (BASELINE, FLOOR)]
+    others = [method for method in methods_of(rows) if method != BASELINE]
     speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
     if not speed_ups:
         return ""
     drafters = [method for method in others if method not in METHODS or method.startswith("domino")]
     best = max(drafters or set(others) - {COPIES} or others, key=speed_ups.__getitem__)
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
-    if best == "domino_lookup" and (alone := speed_ups.get("domino_adaptive")):
+    if best == WITH_COPIES and (alone := speed_ups.get("domino_adaptive")):
         counted += f", and {alone:.2f} x without copies"
     copies = speed_ups.get(COPIES, 0.0)
     way_out = f"use prompt lookup without a drafter, {copies:.2f} x" if gains(copies) else WAY_OUT
@@ -158,11 +123,10 @@ def caption(rows: Sequence[Row]) -> str:
     commit = re.sub("^([0-9a-f]{7}).*", r"\1", first["commit"])
     is_on_cpu = first["device"] == "cpu"
     place = f"{_count(first['threads'], 'thread')} of {first['hardware']}" if is_on_cpu else first["hardware"]
-    over = "plain and over the lean loop" if rows_of(rows, FLOOR, "greedy") else "plain"
     return (
         f"{first['pair']}, {prompts} x {tokens}, batch {first['batch_size']}, "
         f"{first['dtype']}, {place}; all methods interleaved in one process, median of "
-        f"{_count(first['repeats'], 'repeat')} a prompt, then over prompts, quartiles over both; speed-up over {over}. "
+        f"{_count(first['repeats'], 'repeat')} a prompt, then over prompts, quartiles over both; speed-up over plain. "
         f"{_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {commit}, "
         f"seed {first['seed']}, {first['date']}."

@@ -33,8 +33,8 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
         "assistant": options.assistant and Path(options.assistant).name,
         "device": torch.device(options.device).type,
         "pair": pair.name,
-        "target_commit": commit_of(pair.target, options.target_revision),
-        "drafter_commit": pair.drafter and commit_of(pair.drafter, options.drafter_revision),
+        "target_commit": commit_of(pair.target),
+        "drafter_commit": pair.drafter and commit_of(pair.drafter),
     } | provenance(options.device)
 
 
@@ -48,11 +48,11 @@ def read_rows(path: Path, mend: bool = False) -> list[Row]:
             row = json.loads(line)
             row["method"]
         except (ValueError, TypeError, KeyError) as error:  # of JSON or of text, of another value, of another object
-            if mend and number == len(lines):
+            if mend and rows and number == len(lines):  # else it is another file
                 break
             raise ValueError(
-                f"{path}, line {number}: expected a JSON object with a method. A run that was broken off "
-                "goes on with --resume."
+                f"{path}, line {number}: expected a JSON object with a method. A run that was broken off is "
+                "finished by its own command."
             ) from error
         rows.append(row)
     return rows
@@ -63,19 +63,19 @@ def measured(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if "skipped" not in row]
 
 
-def finished(path: Path, origin: Row, batches: Mapping[tuple[str, int], Any], temperature: float) -> list[Row]:
+def finished(path: Path, origin: Row, batches: Mapping[Any, Any], temperature: float) -> list[Row]:
     """Read the rows of finished batches from an earlier run, which must have measured the same in the same way."""
-    found: dict[tuple[str, int], list[Row]] = {}
+    found: dict[Any, list[Row]] = {}  # by mode and prompt
     for row in measured(read_rows(path, mend=True)) if path.is_file() else ():
-        batch = row["mode"], row["prompt"]
+        mode, prompt = batch = row.get("mode"), row.get("prompt")
         expected = {name: value for name, value in origin.items() if name != DATED}
-        expected["sources"] = [source(prompt) for prompt in batches.get(batch, ())]
-        expected["temperature"] = temperature if row["mode"] == "sample" else 0.0
+        expected["sources"] = [source(each) for each in batches.get(batch, ())]
+        expected["temperature"] = temperature if mode == "sample" else 0.0
         for name, value in expected.items():
             if row.get(name) != value:
-                name = f"{name} of {row['mode']} batch {row['prompt']}" if name == "sources" else name
+                name = f"{name} of {mode} batch {prompt}" if name == "sources" else name
                 there = f"as in {path}, {row.get(name)!r}"
-                raise refusal(f"{name} with --resume", there, value, "Write to another --rows, or give --overwrite.")
+                raise refusal(name, there, value, "Write to another --rows, or give --overwrite.")
         found.setdefault(batch, []).append(row)
     return [row for rows in found.values() if len(rows) == len(origin["methods"]) for row in rows]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from hf_domino._common.dtypes import dtype_of
-from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import WARM_UP_TOKENS, WARM_UPS, Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
@@ -28,8 +27,8 @@ EXACT_DTYPE = "float32"  # in which greedy output must equal plain generation's
 def benchmark(options: BenchOptions) -> list[Row]:
     """Measure every way to generate that the options ask for, in one process, and return a row a prompt and method.
 
-    Rows are written to `options.rows` a batch at a time, if it is given. `summary.summarize` and `report.results_table`
-    say what they hold.
+    Rows are written to `options.rows` a batch at a time, if it is given; those of the same run that are there stay.
+    `summary.summarize` and `report.results_table` say what they hold.
 
     Args:
         options ([`BenchOptions`]): What to measure, on which texts.
@@ -50,20 +49,14 @@ def benchmark(options: BenchOptions) -> list[Row]:
     check_device(options.device)
     path = options.rows
     if path is not None:
-        if path.exists() and not (options.overwrite or options.resume):
-            remedy = "Go on with it (--resume), replace it (--overwrite), or write elsewhere."
-            raise refusal("--rows", "a new file", str(path), remedy)
         check_writable(path.parent, "the folder of --rows")
     drafter, *others = options.drafter or (None,)
     pair = load_pair(
         options.target,
         drafter,
-        options.twin,
         options.assistant,
         dtype=dtype_of(options.dtype),
         device=options.device,
-        target_revision=options.target_revision,
-        drafter_revision=options.drafter_revision,
         others=others,
         is_drafted=options.needs_drafter,
     )
@@ -71,7 +64,7 @@ def benchmark(options: BenchOptions) -> list[Row]:
     batches = read_batches(prompts_of(pair, options.prompts), options.num_prompts, options.batch_size)
     bench, origin = Bench(pair, methods, options), origin_of(options, pair, methods)
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
-    kept = finished(path, origin, todo, options.temperature) if path is not None and options.resume else []
+    kept = [] if path is None or options.overwrite else finished(path, origin, todo, options.temperature)
     rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
     if path is not None:
         write_whole(path, to_lines(rows))

@@ -11,12 +11,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from hf_domino.evaluation.benchmark.options import BASELINE, FLOOR
+from hf_domino.evaluation.benchmark.options import BASELINE
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.check.estimate import estimate_mean
-
-# Phases that every round needs; all others are its overhead.
-FORWARDS = ("draft", "rollout", "target_forward")
 
 
 @dataclass(frozen=True)
@@ -26,45 +23,31 @@ class Summary:
     tokens_per_second: float  # median over prompts
     quartiles: tuple[float, float]  # of tokens/s over all prompts and repeats
     speed_up: float  # over plain generation
-    speed_up_over_lean: float | None
     acceptance_length: float | None  # mean over all rounds that drafted
     tokens_per_forward: float | None  # mean over all rounds, copies and single steps included
     acceptance_rate_at: list[float]  # share of the rounds that drafted which accepted proposal k
-    ttft_ms: float | None  # to the first token, median over prompts
-    tpot_ms: float | None  # per further token, median over prompts
     ms_per_round: dict[str, float]  # mean of each phase
-    peak_memory_bytes: int | None  # most that any prompt took
     distinct_4gram: float  # mean over prompts of the share of 4-grams that are new
     num_equal: int  # prompts whose tokens equal plain generation's
     num_prompts: int
 
-    @property
-    def overhead(self) -> float | None:
-        """Share of a round outside the target's forward, the drafter's forward and the rollout."""
-        whole = sum(self.ms_per_round.values())
-        return 1 - sum(self.ms_per_round[name] for name in FORWARDS) / whole if whole else None
-
 
 def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
     """Summarize one method in one mode."""
-    chosen = rows_of(rows, method, mode)
-    speed, plain, lean = (_median(rows_of(rows, name, mode), "tokens_per_second") for name in (method, BASELINE, FLOOR))
-    if speed is None or plain is None:
+    chosen, plain = (rows_of(rows, name, mode) for name in (method, BASELINE))
+    if not chosen or not plain:
         raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
+    speed, base = (statistics.median(row["tokens_per_second"] for row in found) for found in (chosen, plain))
     speeds = [row["new_tokens"] / seconds for row in chosen for seconds in row["seconds_each"]]
     first, _, third = statistics.quantiles(speeds if speeds[1:] else speeds * 2, n=4, method="inclusive")
     return Summary(
         tokens_per_second=speed,
         quartiles=(first, third),
-        speed_up=speed / plain,
-        speed_up_over_lean=speed / lean if lean else None,
+        speed_up=speed / base,
         acceptance_length=_means(chosen, "acceptance_length", "num_drafted").get(0),
         tokens_per_forward=_means(chosen, "tokens_per_forward", "num_rounds").get(0),
         acceptance_rate_at=list(_means(chosen, "acceptance_rate_at", "num_drafted").values()),
-        ttft_ms=_median(chosen, "ttft_seconds", scale=1000),
-        tpot_ms=_median(chosen, "tpot_seconds", scale=1000),
         ms_per_round=_means(chosen, "ms_per_round", "num_rounds"),
-        peak_memory_bytes=max((row["peak_memory_bytes"] or 0 for row in chosen), default=0) or None,
         distinct_4gram=statistics.fmean(row["distinct_4gram"] for row in chosen),
         num_equal=count_equal(chosen),
         num_prompts=len(chosen),
@@ -97,11 +80,6 @@ def are_ties(row: Row) -> bool:
 def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
     """The measured rows of one method in one mode."""
     return [row for row in rows if row["method"] == method and row.get("mode") == mode]
-
-
-def _median(rows: Iterable[Row], field: str, scale: float = 1) -> float | None:
-    values = [row[field] for row in rows if row[field] is not None]
-    return scale * statistics.median(values) if values else None
 
 
 def _means(rows: Iterable[Row], field: str, weight: str) -> dict[Any, float]:

@@ -22,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.pair import BUNDLED, dflash_folder, domino_folder
+from hf_domino.pair import BUNDLED
 from hf_domino.target.identity import identify
 from recipes.cards import RECIPE as DRAFTER
 from recipes.cards import write_cards
@@ -172,7 +172,7 @@ def _train_drafter(work: Path, output: Path, processes: int, projector_type: str
 
 def export_drafters(work: Path, output: Path) -> None:
     """Save both drafters as bf16, and write the three cards."""
-    folders = {"domino": domino_folder(output / BUNDLED), "dflash": dflash_folder(output / BUNDLED)}
+    folders = {kind: output / f"{BUNDLED}-{kind}" for kind in ("domino", "dflash")}
     for projector_type, folder in folders.items():
         drafter = DominoDraftModel.from_pretrained(work / projector_type, dtype=torch.bfloat16)
         drafter.save_pretrained(folder)

@@ -14,7 +14,6 @@ from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, read_sections, read_text
 from hf_domino.cards.training import training_section
 from hf_domino.configuration import DominoConfig
-from hf_domino.pair import dflash_folder, domino_folder
 from hf_domino.publishing.folder_card import card_for
 from hf_domino.training.fields import RECORDED
 from recipes.corpus import REQUIREMENTS
@@ -23,6 +22,8 @@ from recipes.smollm2_target import HUB_NAME, PACKAGE
 TARGET = Path(__file__).with_name("card_target.md")
 RECIPE = Path(__file__).with_name("drafter.yaml")
 LICENCE = {"license": "apache-2.0"}
+# Those of `python model_cards/workshop figures`, by their titles.
+PICTURES = {"speed-up": "Speed-up", "acceptance": "Acceptance by position", "round": "Time in a round"}
 ABOUT_PAIR = """
 ## About the bundled pair
 
@@ -51,10 +52,11 @@ def write_cards(target_folder: Path, work: Path) -> None:
     penalty = json.loads((target_folder / "generation_config.json").read_text(encoding="utf-8"))["repetition_penalty"]
     about_target = TARGET.read_text(encoding="utf-8").format(name=name, sources=_sources(), penalty=str(penalty))
     (target_folder / CARD).write_text(about_target, encoding="utf-8")
-    for kind, folder in (("domino", domino_folder(target_folder)), ("dflash", dflash_folder(target_folder))):
+    for kind in ("domino", "dflash"):
+        folder = target_folder.with_name(f"{name}-{kind}")
         config = DominoConfig.from_pretrained(folder)
         card = render_card(config, name=folder.name, target=name, training=_training(work / kind), metadata=LICENCE)
-        (folder / CARD).write_text(card + ABOUT_PAIR.format(target=name), encoding="utf-8")
+        (folder / CARD).write_text(card + _pictures(folder) + ABOUT_PAIR.format(target=name), encoding="utf-8")
 
 
 def write_smollm2_card(folder: Path, run: Path) -> Path:
@@ -66,8 +68,15 @@ def write_smollm2_card(folder: Path, run: Path) -> Path:
     path.write_text(
         re.sub("^# .*$", f"# {folder.name}", read_text(path), count=1, flags=re.MULTILINE), encoding="utf-8"
     )
-    path.write_text(card_for(folder, target=HUB_NAME, metadata=LICENCE) + ABOUT_SMOLLM2, encoding="utf-8")
+    card = card_for(folder, target=HUB_NAME, metadata=LICENCE)
+    path.write_text(card + _pictures(folder) + ABOUT_SMOLLM2, encoding="utf-8")
     return path
+
+
+def _pictures(folder: Path) -> str:
+    """Show the pictures of the results, if there are some."""
+    there = {title: name for name, title in PICTURES.items() if (folder / "figures" / f"{name}.svg").is_file()}
+    return "".join(f"\n![{title}](figures/{name}.svg)\n" for title, name in there.items())
 
 
 def _training(run: Path) -> str:

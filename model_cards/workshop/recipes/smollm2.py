@@ -148,7 +148,7 @@ class SmolLM2Recipe:
             what = (f"--target={self.target}", f"--dtype={dtype}", f"--methods={methods}")
             texts = (f"--prompts={prompts}", f"--num-prompts={count}", f"--batch-size={at_once}", "--max-new-tokens=64")
             rows = f"--rows={self.drafter / name}"
-            run_command(HF_DOMINO, "bench", *what, *texts, "--repeats=1", rows, "--resume")
+            run_command(HF_DOMINO, "bench", *what, *texts, "--repeats=1", rows)
         return self.drafter
 
     def write_cards(self) -> Path:

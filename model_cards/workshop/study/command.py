@@ -37,14 +37,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `python model_cards/workshop study`; returns 1 where a run failed."""
-    from hf_domino._common.figures import write_figures
-    from study.figures import make_figures
     from study.page import listing
     from study.plan import STUDY_FILE, load_study
     from study.rows import of_budget, read_rows
 
     study, budget = load_study(options.study or STUDY_FILE), options.budget or "default"
     if options.figures:
+        from figures import write_figures
+        from study.figures import make_figures
+
         rows = of_budget(read_rows(options.rows), options.budget)
         print(*write_figures(make_figures(study, rows), options.figures), sep="\n")
         return 0

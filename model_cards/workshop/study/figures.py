@@ -6,7 +6,10 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hf_domino._common.figures import FAINT, INK, WIDTH, draw
+from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
+
+from figures import FAINT, INK, WIDTH, draw
 from study.plan import BASE, Study
 from study.rows import Row
 from study.summary import Summary, conditional_rates, summarize
@@ -30,9 +33,6 @@ def make_figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
 
     Returns:
         `dict[str, matplotlib.figure.Figure]`: `variants`, `positions` and, where shapes were varied, `size`.
-
-    Raises:
-        ValueError: If matplotlib is not installed.
     """
     summaries = summarize(study, rows)
     return draw(
@@ -54,8 +54,6 @@ def colour_of(summary: Summary) -> str:
 
 
 def _figure(height: float, columns: int = 1) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     return figure, figure.subplots(1, columns, squeeze=False)[0]
 
@@ -173,8 +171,6 @@ def _offsets(width: float, height: float) -> Iterator[tuple[float, tuple[float, 
 
 def _obstacles(axes: Any, half: float) -> list[Any]:
     """Boxes along every line of these axes, marks included, in pixels."""
-    from matplotlib.transforms import Bbox
-
     boxes = []
     for line in axes.get_lines():
         ends = axes.transData.transform(line.get_xydata())

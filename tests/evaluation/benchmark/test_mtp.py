@@ -37,7 +37,7 @@ def pair_of(tmp_path, tiny_tokenizer):
                     tensors[f"mtp.{name.replace('mtp_block.', '')}"] = tensor.contiguous()
             save_file(tensors, path, {"format": "pt"})
         target = AutoModelForCausalLM.from_pretrained(tmp_path)
-        return Pair("tiny", tmp_path, target, tiny_tokenizer, None, None)
+        return Pair("tiny", tmp_path, target, tiny_tokenizer, {})
 
     return make
 

@@ -43,21 +43,24 @@ def test_finished_batches_are_kept_on_another_day_too(path):
 def test_a_batch_broken_off_while_writing_is_measured_again(path):
     path.write_text(path.read_text()[:-20])
     assert of(path) == DONE[:2]
-    with pytest.raises(ValueError, match=r"line 7: expected a JSON object.*--resume"):
+    with pytest.raises(ValueError, match=r"line 7: expected a JSON object.*by its own command"):
         read_rows(path)
     lines = path.read_text().splitlines()
     path.write_text("\n".join([lines[0], lines[1][:-9], *lines[2:]]))
     with pytest.raises(ValueError, match="line 2"):
+        of(path)
+    path.write_text('{"text": "a file of prompts"}')
+    with pytest.raises(ValueError, match="line 1: expected a JSON object with a method"):
         of(path)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"origin": {"commit": "def"}}, "commit with --resume must be as in .*, 'abc', got 'def'"),
+        ({"origin": {"commit": "def"}}, "commit must be as in .*, 'abc', got 'def'"),
         ({"origin": {"drafter_commit": "def"}}, "drafter_commit .* None, got 'def'"),
         ({"origin": {"repeats": 1}}, "repeats .* 3, got 1. Write to another --rows, or give --overwrite"),
-        ({"origin": {"methods": ["plain", "lean"]}}, "methods with"),
+        ({"origin": {"methods": ["plain", "recycling"]}}, "methods must be"),
         ({"temperature": 1.0}, "temperature .* 0.7, got 1.0"),
         ({"batches": BATCHES | {("greedy", 1): [{"text": "other"}]}}, "sources of greedy batch 1"),
         ({"batches": {key: value for key, value in BATCHES.items() if key[0] == "greedy"}}, "sample batch 0"),

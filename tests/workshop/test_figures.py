@@ -1,16 +1,24 @@
+"""Pictures are drawn from rows, or from an opened round, and say what these say."""
+
 from __future__ import annotations
 
-import sys
+import json
 import xml.etree.ElementTree as ElementTree
+from pathlib import Path
 
 import measured
 import pytest
-
-from hf_domino._common.figures import write_figures
-from hf_domino.evaluation.benchmark.figures import COLOURS, colour_of, colours_of, make_figures
-from hf_domino.evaluation.benchmark.options import METHODS
+import torch
 
 pytest.importorskip("matplotlib")
+
+import commands
+from figures import COLOURS, colour_of, colours_of, make_figures, write_figures
+from hf_domino import explain_round
+from hf_domino.evaluation.benchmark.options import METHODS
+from round_figure import draw_round
+
+ROOT = Path(__file__).parents[2]
 
 
 def words(path):
@@ -18,11 +26,13 @@ def words(path):
     return " ".join(ElementTree.parse(path).getroot().itertext())
 
 
-def test_figures_are_drawn_from_rows(tmp_path):
-    paths = write_figures(make_figures(measured.rows()), tmp_path / "new" / "folder")
+def test_figures_are_drawn_from_rows(tmp_path, capsys):
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in measured.rows()))
+    assert commands.main(["figures", str(tmp_path / "rows.jsonl"), str(tmp_path / "new" / "folder")]) == 0
+    paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in paths] == ["speed-up.svg", "acceptance.svg", "round.svg"]
     speed_up, acceptance, round_ = map(words, paths)
-    for text in ("plain generate", "Domino", "2.00 x", "1.25 x", "greedy", "T = 0.7"):
+    for text in ("plain generate", "Domino", "2.00 x", "1.20 x", "greedy", "T = 0.7"):
         assert text in speed_up
     assert "prompt lookup" in acceptance
     assert "plain" not in acceptance
@@ -37,10 +47,10 @@ def test_figures_of_rows_without_rounds():
     assert list(make_figures(rows)) == ["speed-up"]
 
 
-def test_without_matplotlib_the_way_out_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
-    with pytest.raises(ValueError, match=r"pip install matplotlib"):
-        make_figures(measured.rows())
+def test_rows_of_another_program_are_refused(capsys, tmp_path):
+    rows = ROOT / "model_cards/pycoder-13m-domino/gpu-speed.jsonl"
+    assert commands.main(["figures", str(rows), str(tmp_path)]) == 2
+    assert "ROWS must be those of `hf-domino bench`" in capsys.readouterr().err
 
 
 def test_drafters_that_are_compared_have_colours_of_their_own_by_their_kind():
@@ -68,3 +78,15 @@ def test_no_legend_is_cut(tmp_path):
     box = figure.legends[0].get_window_extent()
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1
+
+
+@pytest.mark.parametrize("tree_size", [None, 11])
+def test_an_opened_round_shows_proposals_chances_and_choices(tiny_qwen3, make_drafter, tree_size):
+    prompt = torch.tensor([[5, 9, 33, 20, 7, 41]])
+    opened = explain_round(make_drafter(tiny_qwen3, draft_tree_size=tree_size), tiny_qwen3, prompt)
+    opened.target_probs[0, opened.proposals[0]] = 2.0  # the target's own choice
+    drawn = [text.get_text() for text in draw_round(opened).axes[0].texts]
+    assert {"41", *map(str, opened.proposals.tolist())} <= set(drawn)
+    for position in set(range(len(opened.choices))) - set(opened.path[:-1]):
+        assert f" → {opened.choices[position]}" in drawn
+    assert tree_size is None or {f"{chance:.0%}" for chance in opened.chances.tolist()} <= set(drawn)

@@ -1,18 +1,50 @@
-"""Figures of a benchmark, drawn from its rows alone: speed-up, acceptance by position, the time in a round."""
+"""The pictures of cards, pages and notebooks, drawn from rows alone: `python model_cards/workshop figures ROWS FOLDER`.
+
+Of a benchmark these are the speed-up, acceptance by position, and the time in a round. All pictures stand on a light
+card of their own, so that they read on light and dark pages alike; text stays text, and the same rows give the same
+file.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from hf_domino._common.figures import FAINT, INK, WIDTH, draw
-from hf_domino._common.figures import STYLE as STYLE
+import matplotlib
+from matplotlib.figure import Figure
+
+from hf_domino._common.refusal import refusal
 from hf_domino.evaluation.benchmark.options import BASELINE, METHODS
 from hf_domino.evaluation.benchmark.report import methods_of, modes_of, plain_label
-from hf_domino.evaluation.benchmark.rows import Row
-from hf_domino.evaluation.benchmark.summary import FORWARDS, Summary, summarize
+from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
+from hf_domino.evaluation.benchmark.summary import Summary, summarize
 
+EXAMPLES = """\
+  python model_cards/workshop figures model_cards/pycoder-13m-domino/results.jsonl docs/benchmark
+"""
+WIDTH = 10  # inches
+CARD, PANEL, INK, FAINT = "#f6f8fa", "#ffffff", "#24292f", "#d0d7de"
+STYLE: Any = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "hf_domino",  # the same rows give the same file
+    "font.size": 11,
+    "text.color": INK,
+    "axes.edgecolor": FAINT,
+    "axes.labelcolor": INK,
+    "axes.facecolor": PANEL,
+    "figure.facecolor": CARD,
+    "savefig.facecolor": CARD,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+}
 # One a method, in the order of `METHODS`.
 COLOURS = (
     *("#afb8c1", "#6e7781", "#bf3989", "#a40e26", "#f08c8c", "#8250df"),
@@ -25,7 +57,6 @@ KIND_COLOURS = {
     "(DFlash)": ("#3b74b8", "#7fb0e6"),
     "(EAGLE-3)": ("#6d28d9", "#b79df2"),
 }
-Summaries = dict[tuple[str, str], Summary]  # of mode and method
 PHASE_COLOURS = {
     "target_forward": "#3b74b8",
     "draft": "#a9802f",
@@ -33,10 +64,42 @@ PHASE_COLOURS = {
     "verify": "#c0483c",
     "rest": "#8c959f",
 }
+OVERHEAD = ("verify", "rest")  # phases beside the forwards and the rollout, which every round needs
+Summaries = dict[tuple[str, str], Summary]  # of mode and method
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the rows and the folder."""
+    parser.add_argument("rows", type=Path, metavar="ROWS", help="rows of `hf-domino bench`")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where SVG files are written")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Draw the rows of a benchmark."""
+    print(*write_figures(make_figures(read_rows(options.rows)), options.folder), sep="\n")
+
+
+def draw(drawings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
+    """Draw figures in the common style; one that is None for want of data is left out."""
+    with matplotlib.rc_context(STYLE):
+        figures = {name: make() for name, make in drawings.items()}
+    return {name: figure for name, figure in figures.items() if figure is not None}
+
+
+def write_figures(figures: Mapping[str, Any], folder: Path) -> list[Path]:
+    """Write figures by their names as SVG files, which do not say when they were drawn, into a folder; it is made."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.svg" for name in figures]
+    with matplotlib.rc_context(STYLE):
+        for path, figure in zip(paths, figures.values(), strict=True):
+            figure.savefig(path, metadata={"Date": None})
+    return paths
 
 
 def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Draw every figure that the rows have the data for, by its name: `speed-up`, `acceptance` and `round`."""
+    if not all("seconds_each" in row for row in measured(rows)):
+        raise refusal("ROWS", "those of `hf-domino bench`", "others", "Of a GPU `tables` makes a table in docs/gpu.md.")
     summaries = {
         (mode, method): summarize(rows, method, mode) for mode in modes_of(rows) for method in methods_of(rows)
     }
@@ -61,8 +124,6 @@ def colours_of(rows: Sequence[Row]) -> dict[str, str]:
 
 def _panels(rows: Sequence[Row], height: float) -> tuple[Any, list[tuple[str, Any]]]:
     """A figure with a panel for each mode: the figure, and mode and axes of each."""
-    from matplotlib.figure import Figure
-
     modes = modes_of(rows)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
     axes = figure.subplots(1, len(modes), squeeze=False, sharey=True)[0]
@@ -113,8 +174,6 @@ def _draw_round(rows: Sequence[Row], summaries: Summaries) -> Any:
     bars = {key: summary for key, summary in summaries.items() if summary.ms_per_round}
     if not bars:
         return None
-    from matplotlib.figure import Figure
-
     figure = Figure(figsize=(WIDTH, 1.7 + 0.5 * len(bars)), layout="constrained")
     axes, names = figure.subplots(), modes_of(rows)
     for place, summary in enumerate(bars.values()):
@@ -123,10 +182,10 @@ def _draw_round(rows: Sequence[Row], summaries: Summaries) -> Any:
             text = phase.replace("_", " ") if place == 0 else None
             axes.barh(place, summary.ms_per_round[phase], left=end, height=0.6, color=colour, label=text)
             end += summary.ms_per_round[phase]
-        _write_beside(axes, end, place, f"{end:.1f} ms, {100 * (summary.overhead or 0):.1f} % outside")
+        outside = sum(summary.ms_per_round[phase] for phase in OVERHEAD) / end
+        _write_beside(axes, end, place, f"{end:.1f} ms, {100 * outside:.1f} % outside")
     _list_bars(axes, [f"{plain_label(method)}, {names[mode]}" for mode, method in bars], room=0.35)
-    outside = " and ".join(phase for phase in PHASE_COLOURS if phase not in FORWARDS)
-    axes.set_xlabel(f"milliseconds a round; outside: {outside}")
+    axes.set_xlabel(f"milliseconds a round; outside: {' and '.join(OVERHEAD)}")
     figure.legend(loc="outside upper center", ncols=len(PHASE_COLOURS))
     return figure
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hf_domino._common.figures import FAINT, INK, WIDTH, draw
-from hf_domino.evaluation.benchmark.figures import PHASE_COLOURS
+from matplotlib.figure import Figure
+
+from figures import FAINT, INK, PHASE_COLOURS, WIDTH, draw
 from hf_domino.evaluation.explain import Round
 
 KEPT, MISSED, OWN = (PHASE_COLOURS[name] for name in ("rollout", "verify", "target_forward"))
@@ -25,16 +26,11 @@ def draw_round(opened: Round, show: Callable[[int], str] = str) -> Any:
 
     Returns:
         `matplotlib.figure.Figure`: The picture.
-
-    Raises:
-        ValueError: If matplotlib is not installed.
     """
     return draw({"round": lambda: _draw(opened, show)})["round"]
 
 
 def _draw(opened: Round, show: Callable[[int], str]) -> Any:
-    from matplotlib.figure import Figure
-
     figure, path, places = Figure(layout="constrained"), opened.path, dict[int, tuple[int, int]]()
     axes = figure.subplots()
     line = last = 0

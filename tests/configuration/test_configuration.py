@@ -26,7 +26,6 @@ from transformers import (
 )
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.configuration import checks
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
     from hf_domino.integration.grammar import AllowedByGrammar
-    from hf_domino.integration.shadow import ShadowReport, shadow
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,7 +31,6 @@ __all__ = [
     "DominoConfig",
     "DominoDraftModel",
     "Round",
-    "ShadowReport",
     "WidthProbe",
     "attach",
     "attached",
@@ -45,7 +43,6 @@ __all__ = [
     "probe_width",
     "recycling",
     "release_workspaces",
-    "shadow",
     "timed_phases",
     "uninstall",
 ]
@@ -59,8 +56,6 @@ _LATER = {
     "DominoConfig": "configuration",
     "release_workspaces": "decoding.static.workspace",
     "DominoDraftModel": "drafter.modeling",
-    "ShadowReport": "integration.shadow",
-    "shadow": "integration.shadow",
     "Round": "evaluation.explain",
     "explain_round": "evaluation.explain",
     "AllowedByGrammar": "integration.grammar",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-import hf_domino
+from hf_domino.evaluation.benchmark.partings import partings
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
 
 FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED
@@ -57,16 +57,12 @@ def test_the_same_seed_writes_the_same_text(pair, batch_size, law):
     assert pair.drafter.stats.acceptance_length > 1
 
 
-def test_fp32_differs_at_near_ties_and_edges_only(capsys):
+@pytest.mark.parametrize("law", ["T 0.7", "T 1.0", "penalty"])  # others forbid what is at an edge
+def test_fp32_differs_at_near_ties_only(law):
     """Forwards over a block and over one token round differently; each difference is as small as rounding is."""
-    pair, found = load_pair(FOLDER), {}
-    for name in LAWS:
-        with hf_domino.shadow() as report:
-            for seed, inputs in enumerate(batches_of(pair, 1, num_prompts=50)):
-                torch.manual_seed(seed)
-                pair.target.generate(**inputs, **law_of(name), assistant_model=pair.drafter)
-        assert report.suspicious == []
-        margins = sorted(f"{mismatch.margin:.1e}" for mismatch in report.mismatches)
-        found[name] = f"{len(margins)} of {report.num_tokens} tokens, margins {margins}"
-    with capsys.disabled():
-        print("\nfp32:", *(f"{name}: {count}" for name, count in found.items()), sep="\n  ")
+    pair = load_pair(FOLDER)
+    for seed, inputs in enumerate(batches_of(pair, 1, num_prompts=50)):
+        torch.manual_seed(seed)
+        text = pair.target.generate(**inputs, **law_of(law), assistant_model=pair.drafter)
+        new = text[:, inputs["input_ids"].shape[1] :]
+        assert all(at["margin"] <= at["tie"] for at in partings(pair.target, inputs, new, seed, **law_of(law)))

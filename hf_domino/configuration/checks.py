@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from transformers.utils import logging
-
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.kinds import KINDS
@@ -16,14 +14,10 @@ from hf_domino.kinds.kind import MOST_LAYERS, Kind
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
 
-logger = logging.get_logger(__name__)
-
 ADAPTIVE = "adaptive"
 CHOICES = {
     "projector_type": tuple(KINDS),
     "markov_head_type": tuple(HEADS),
-    "acceptance_rule": ("coupled", "residual"),
-    "draft_law": ("sampled", "greedy"),
     "draft_length": (ADAPTIVE, "full"),
 }
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -118,12 +112,6 @@ def _check_choices(config: DominoConfig) -> None:
     for field, allowed in CHOICES.items():
         if getattr(config, field) not in allowed:
             raise ValueError(f"{field} must be one of {allowed}, got {getattr(config, field)!r}.")
-    if config.draft_law != "sampled" and config.acceptance_rule != "residual":
-        logger.warning_once(
-            "draft_law=%r is for acceptance_rule='residual' and ignored under %r.",
-            config.draft_law,
-            config.acceptance_rule,
-        )
     if config.norm_before_fc and config.fc_norm:
         raise ValueError("fc_norm must be False with norm_before_fc=True, got True.")
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")

@@ -18,7 +18,8 @@ from hf_domino.kinds.kind import Kind
 
 # What Transformers gives to any configuration or stores in it, beside the fields of its base class; and the old name of
 # a part of `rope_parameters`.
-GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size"  # in files of before
+# In files of before.
+GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
 OF_TRANSFORMERS = {
     *GONE,
     *("model_type", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash", "auto_map"),
@@ -98,12 +99,6 @@ class DominoConfig(PreTrainedConfig):
         norm_output (`bool`, *optional*, defaults to `False`): Whether the state that goes on is the normed one.
         own_embeddings (`bool`, *optional*, defaults to `False`): Whether embeddings are its own, not the target's.
         own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
-        acceptance_rule (`str`, *optional*, defaults to `"coupled"`): How drafts are accepted where the target samples.
-            `"coupled"`: while they are the tokens that the target draws with the same noise, so that the text is the
-            one plain `generate` writes from the same seed. `"residual"`: by the ratio of the probabilities, which
-            accepts a little more and keeps the target's law, not its text.
-        draft_law (`str`, *optional*, defaults to `"sampled"`): How the residual rule chooses drafts: drawn from the
-            draft's own law, or `"greedy"`, the likeliest. The coupled rule does not look at it.
         draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
             position, which is faster and hardly changes them; None for the whole vocabulary.
         draft_vocab_size (`int`, *optional*): Drafts are chosen among this many of the target's tokens, in
@@ -113,8 +108,7 @@ class DominoConfig(PreTrainedConfig):
             time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
         draft_tree_size (`int` or `str`, *optional*, defaults to `"adaptive"`): Most proposals of a round where they
             form a tree: the likeliest branches, verified in one forward. `"adaptive"`: trees where rounds show that
-            they bring more tokens in the same time than chains; None: chains. Where there can be no tree, such as under
-            the residual rule, rounds propose chains.
+            they bring more tokens in the same time than chains; None: chains, as where there can be no tree.
         target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
             This and the next five are set by training, and compared with a target when they meet; None says nothing.
         target_revision (`str`, *optional*): Its commit on the Hub.
@@ -182,8 +176,6 @@ class DominoConfig(PreTrainedConfig):
     norm_output: bool = False
     own_embeddings: bool = False
     own_lm_head: bool = False
-    acceptance_rule: str = "coupled"
-    draft_law: str = "sampled"
     draft_pool_size: int | None = 128
     draft_vocab_size: int | None = None
     draft_length: str = "adaptive"

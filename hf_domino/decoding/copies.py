@@ -1,9 +1,8 @@
 """Prompt lookup beside a drafter: a round may copy its proposals from the text so far, in place of drafting them.
 
 Where the last tokens have stood before, what followed them there often follows again: names, numbers, whole lines that
-an answer takes from its prompt. Copying costs no drafter, and a long match promises more than a drafter can. Under the
-coupled rule no copy changes the text; under the residual rule what is copied goes by the text alone, so that a seed
-gives the same text again.
+an answer takes from its prompt. Copying costs no drafter, and a long match promises more than a drafter can. No copy
+changes the text.
 
 Transformers' own prompt lookup, without a drafter, takes the first match of at most two tokens.
 

@@ -13,7 +13,6 @@ import torch
 from hf_domino.decoding.growing import grow
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.lanes import DominoLanes, Lanes, SteppingLanes
-from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree import Tree, along
@@ -119,7 +118,7 @@ class DraftSession:
         self,
         prefixes: Prefixes,
         most: int,  # tokens of a path
-        noise: DraftNoise | None = None,
+        noise: torch.Tensor | None = None,
         num_nodes: int | None = None,  # of a tree; None for a chain
         least_chance: float = 0.0,  # of a tree's node, to be accepted
     ) -> Tree:
@@ -137,7 +136,7 @@ class DraftSession:
         law: TokenLaw,
         prefixes: Prefixes,
         hidden: torch.Tensor,
-        noise: DraftNoise | None,
+        noise: torch.Tensor | None,
         most: int,
         num_nodes: int | None,
         least_chance: float,

@@ -85,17 +85,15 @@ class Costs:
 
     Args:
         arms (`Sequence[Arm]`): All but the single step.
-        is_known (`bool`, *optional*, defaults to `False`): Whether nominal costs stand.
         like ([`Costs`], *optional*): Of batches of another size, whose costs are the first guess.
     """
 
-    def __init__(self, arms: Sequence[Arm], is_known: bool = False, like: Costs | None = None):
+    def __init__(self, arms: Sequence[Arm], like: Costs | None = None):
         self._places = {arm: place for place, arm in enumerate(arms, start=1)}
         count = len(arms) + 1
         self._means: list[float] = [0.0] * count if like is None else [0.0, *like._means[1:]]
         self.num_readings = dict.fromkeys((STEP, *arms), 0)
-        shared, own = (0.0, 0.0) if is_known else (DOUBT**2, NOISE**2)
-        self._covariance = [[shared + own * (row == column) for column in range(count)] for row in range(count)]
+        self._covariance = [[DOUBT**2 + NOISE**2 * (row == column) for column in range(count)] for row in range(count)]
         self._covariance[0] = [100.0] + [0.0] * (count - 1)
         for row in self._covariance[1:]:
             row[0] = 0.0

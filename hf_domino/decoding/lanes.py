@@ -20,7 +20,6 @@ from transformers import TemperatureLogitsWarper
 from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, runs_triton
 from hf_domino.decoding.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.noise import DraftNoise
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel
@@ -43,8 +42,8 @@ class Lanes(ABC):
         hidden (`torch.Tensor`): What the drafter gave behind the anchors, `[B, C, ...]` or of fewer or more depths.
         prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
         law ([`TokenLaw`]): What drafts are chosen from; where trees are grown it passes [`fits_pool`].
-        noise (`torch.Tensor` or `Callable`, *optional*): They are drawn with it: standard exponential, `[B, C, V]` or
-            of more positions, or what gives it for candidates. Without it they are the likeliest tokens.
+        noise (`torch.Tensor`, *optional*): They are drawn with it: standard exponential, `[B, C, V]` or of more
+            positions. Without it they are the likeliest tokens.
         num_depths (`int`, *optional*): How deep to go (C); defaults to what there are draft hidden states for.
         is_tree (`bool`, *optional*, defaults to `False`): Whether lanes branch.
     """
@@ -56,7 +55,7 @@ class Lanes(ABC):
         hidden: torch.Tensor,
         prefixes: Prefixes,
         law: TokenLaw,
-        noise: DraftNoise | None = None,
+        noise: torch.Tensor | None = None,
         num_depths: int | None = None,
         is_tree: bool = False,
     ):
@@ -64,8 +63,7 @@ class Lanes(ABC):
         self._drafter, self._target, self._hidden = drafter, target, hidden[:, : self.num_depths]
         self.prefixes, self.law, self._is_tree = prefixes, law.over(drafter.vocabulary), is_tree
         self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
-        self._own = noise if callable(noise) else None
-        self._noise = noise if isinstance(noise, torch.Tensor) else None
+        self._noise = noise
 
     @abstractmethod
     def candidates(self, depth: int) -> Candidates:
@@ -97,7 +95,6 @@ class Lanes(ABC):
 
     def _chosen(self, scores: torch.Tensor, noise: torch.Tensor | None, token_ids: torch.Tensor) -> torch.Tensor:
         """Tokens `[B, N]` among candidates `[B, N, M]`."""
-        noise = noise if self._own is None else self._own(scores, token_ids)
         return token_ids.gather(2, choose(scores, noise)[..., None])[..., 0]
 
     def _seen(self) -> Prefixes:
@@ -123,12 +120,12 @@ class DominoLanes(Lanes):
         logits = self._drafter.kind.logits(self._target, self._hidden.to(self.prefixes.ids.device))
         logits = logits if self._head is None else self._head.narrow(logits)
         self._logits, self.law = self.law.settled(self.prefixes, logits)  # [B, C, D], of a pool [B, C, M]
-        self._is_fused = self._own is None and fits_kernels(self._drafter, self.law, self._logits, self._noise)
+        self._is_fused = fits_kernels(self._drafter, self.law, self._logits, self._noise)
 
     def chain(self) -> torch.Tensor:
         """See [`Lanes`]. Where positions do not depend on each other, no lane is needed."""
         if self._head is None and not self.law.needs_prefix:
-            scores = self.law.scores(self.prefixes, self._logits, self.prefixes.ids[:, :0])
+            scores = self.law.scores(self.prefixes, self._logits)
             return self._chosen(scores, self._noise, self._all_ids.expand_as(scores))
         return super().chain()
 
@@ -159,7 +156,7 @@ class DominoLanes(Lanes):
         noise = None if self._noise is None else self._noise[:, depth, None]
         if pool is None:
             token_ids = self._all_ids.expand(len(logits), 1, -1)
-            return self.law.scores_behind(self._seen, self.prefixes, logits), noise, token_ids
+            return self.law.scores(self.prefixes, logits, self._seen), noise, token_ids
         noise = None if noise is None else noise.gather(2, pool.columns[:, depth, None])
         scores = logits.float()
         if self.law.steps:

@@ -22,18 +22,19 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import keep_context, kept_context
 from hf_domino.decoding.copies import PromptLookup
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.parts import parts_of
 from hf_domino.decoding.policy import Policy, most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.residual import ResidualRule
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.decoding.tree_support import why_chain
-from hf_domino.decoding.verification import Rule, Verification, check_drawn
+from hf_domino.decoding.verification import check_drawn, take, verify
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.drafter.stats import DecodingStats, hand_out, record_stats
@@ -86,17 +87,15 @@ def assisted_decoding(
     law, runner, proposer = parts_of(
         target, drafter, logits_processor, stops, input_ids, model_kwargs, config, timer, wanted, context
     )
-    do_sample = bool(config.do_sample)
-    rule = ResidualRule.of_call(drafter.config, law, do_sample) or Rule(law, do_sample)
     committed = CommittedSequences(input_ids, stopping_criteria, config, streamer, stops)
     generation = _Generation(
         runner,
         proposer,
-        rule,
+        law,
         committed,
         stats,
         step_outputs,
-        policy=policy_for(drafter, model, most, do_sample, runner.is_fixed),
+        policy=policy_for(drafter, model, most, bool(config.do_sample), runner.is_fixed),
         lookup=PromptLookup.of_call(generation_config, drafter.config, committed),
         rows=list(range(batch_size)),
     )
@@ -111,19 +110,20 @@ class _Generation:
 
     runner: TargetRunner
     proposer: DraftSession
-    rule: Rule
+    law: TokenLaw
     committed: CommittedSequences
     stats: DecodingStats
     step_outputs: StepOutputs
     policy: Policy
     lookup: PromptLookup
     rows: list[int]
+    steps: StepNoise | None = None  # None where the target does not sample
     is_walked: bool = False  # whether rounds are verified position by position
 
     @cached_property
     def _may_branch(self) -> bool:
         """Whether rounds can propose trees, asked once one wants to."""
-        self.stats.chain = why_chain(self.runner, self.proposer, self.rule)
+        self.stats.chain = why_chain(self.runner, self.proposer)
         return self.stats.chain is None
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
@@ -142,7 +142,8 @@ class _Generation:
                 warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
             raise
         finally:
-            self.rule.end(self.committed.num_steps)
+            if self.steps is not None:
+                self.steps.end(self.committed.num_steps)
         self.runner.end(len(input_ids))
 
     def result(self, batch_size: int, has_outputs: bool, has_gap: bool) -> torch.Tensor | GenerateDecoderOnlyOutput:
@@ -172,16 +173,17 @@ class _Generation:
         length = int(self.runner.cache.get_seq_length())
         self.proposer.observe(captured, length, self.runner.mask(length))
         prefixes = self.committed.prefixes(self.rows)
-        no_proposals = input_ids[:, :0]
-        scores = self.rule.law.scores(prefixes, logits, no_proposals)
-        self.rule.begin(prefixes, logits.shape[2])
-        tokens = self.rule.choose(0, no_proposals, scores)
+        scores = self.law.scores(prefixes, logits)
+        if config.do_sample:
+            most, start = self.law.stops.max_length, input_ids.shape[1]
+            num_steps = None if most is None else max(most - start, 1)
+            self.steps = StepNoise(len(input_ids), logits.shape[2], input_ids.device, num_steps)
+        tokens = take(scores, self._noise(0))
         self.committed.commit(self.rows, tokens, [1] * len(self.rows), logits, scores)
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_prompt(self.runner.outputs)
         is_single = len(self.rows) == 1 and input_ids.is_cpu and not self.runner.is_fixed
-        is_cheaper = self.rule.is_coupled and is_single and logits.shape[2] >= WALKED_VOCABULARY
-        self.is_walked = self.rule.law.may_keep_state or is_cheaper
+        self.is_walked = self.law.may_keep_state or (is_single and logits.shape[2] >= WALKED_VOCABULARY)
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
         self._go_on_with(unfinished)
@@ -190,14 +192,14 @@ class _Generation:
         """Propose, verify and commit: of each row what the target itself would have written."""
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
         plan = self._plan(prefixes)
-        proposals = self._propose(plan, prefixes)
+        noise = self._noise(plan.length)
+        proposals = self._propose(plan, prefixes, noise)
         with self.proposer.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposals)
             if self.is_walked:
-                outcome = self._walk(plan, proposals, logits)
+                outcome = self._walk(plan, proposals, logits, noise)
             else:
-                verification = self.rule.verify(prefixes, proposals, logits)
-                outcome = self._commit(plan, proposals, logits, verification)
+                outcome = self._commit(plan, prefixes, proposals, logits, noise)
             captured = self.runner.follow(outcome.path, captured)
         self.proposer.learn(prefixes, proposals, logits)
         self._settle(outcome, captured)
@@ -209,16 +211,23 @@ class _Generation:
         offer = self.lookup.offer(prefixes, room, self.policy.price(count)) if self.lookup.most else None
         return self.policy.plan(count, min(room, self.stats.num_draft_tokens), offer, lambda: self._may_branch)
 
-    def _propose(self, plan: Plan, prefixes: Prefixes) -> Tree:
+    def _noise(self, most: int) -> torch.Tensor | None:
+        """The noise `[B, most + 1, V]` of the steps whose tokens a round of at most so many proposals may bring."""
+        if self.steps is None:
+            return None
+        return self.steps.ahead(self.rows, self.committed.num_new(self.rows), most + 1)
+
+    def _propose(self, plan: Plan, prefixes: Prefixes, noise: torch.Tensor | None) -> Tree:
         """Copy or draft the round's proposals."""
-        self.rule.begin_round(prefixes, plan.length)
         if plan.offer is not None:
             return Tree(self.lookup.proposals(plan.offer, prefixes))
-        noise, size = self.rule.draft_noise, plan.arm.tree_size
-        return self.proposer.propose(prefixes, plan.length, noise, size, plan.least_chance)
+        return self.proposer.propose(prefixes, plan.length, noise, plan.arm.tree_size, plan.least_chance)
 
-    def _commit(self, plan: Plan, proposals: Tree, logits: torch.Tensor, verification: Verification) -> Outcome:
-        """Append to the texts what was accepted of all positions together."""
+    def _commit(
+        self, plan: Plan, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None
+    ) -> Outcome:
+        """Verify all positions together, and append to the texts what was accepted."""
+        verification = self.law.run("judge", verify, prefixes, proposals, logits, noise)
         # One transfer for the whole round: everything the host must know.
         found = verification.decided.tolist()
         counts = [values[0] for values in found]
@@ -230,13 +239,13 @@ class _Generation:
         kept = self.committed.commit(self.rows, verification.tokens, counts, logits, scores, values)
         return replace(outcome, num_kept=kept)
 
-    def _walk(self, plan: Plan, proposals: Tree, logits: torch.Tensor) -> Outcome:
+    def _walk(self, plan: Plan, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None) -> Outcome:
         """Verify and commit one row token by token: each is in the text before the law behind it is asked for."""
         branches, path = proposals.branches(), [0]
         while True:
             here, prefixes = logits[:, path[-1] : path[-1] + 1], self.committed.prefixes(self.rows)
-            scores = self.rule.law.scores(prefixes, here, prefixes.ids[:, :0])
-            token = self.rule.choose(len(path) - 1, proposals.tokens, scores)
+            scores = self.law.scores(prefixes, here)
+            token = take(scores, noise, len(path) - 1)
             value = int(token)
             self.committed.commit(self.rows, token, [1], here, scores, [[value]])
             position = branches.get((path[-1], value))
@@ -270,7 +279,7 @@ class _Generation:
         Where the target has no positions left, there are none.
         """
         most, limit = max(self.stats.num_draft_tokens, self.lookup.most), self.proposer.target.position_limit
-        if (wanted := self.rule.law.stops.room(length)) is not None:
+        if (wanted := self.law.stops.room(length)) is not None:
             most = min(most, max(wanted, self.proposer.drafter.config.num_draft_tokens))
         return most if limit is None else min(most, max(limit - self.runner.next_position() - 1, 0))
 

@@ -20,7 +20,7 @@ import hashlib
 import os
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from transformers.utils import logging
@@ -31,7 +31,6 @@ MAX_BYTES = 2**28  # of noise to keep; what does not fit is drawn again
 
 _lock = threading.RLock()  # a call that was given up may be collected, and give back, while its thread holds it
 _borrowers: dict[torch.Generator, CallGenerator] = {}  # by the default generator that a call has copied
-_latest = threading.local()
 
 
 def default_generator(device: torch.device) -> torch.Generator | None:
@@ -44,14 +43,6 @@ def default_generator(device: torch.device) -> torch.Generator | None:
     module = torch.get_device_module(device)
     generators = getattr(module, "default_generators", ())
     return generators[module.current_device() if device.index is None else device.index] if generators else None
-
-
-def latest_start() -> torch.Tensor | None:
-    """Where the thread's latest call began in the default generator's numbers, and forget it.
-
-    None where it had numbers of its own, drew none, or something drew meanwhile.
-    """
-    return _latest.__dict__.pop("start", None)
 
 
 def _begin_in_child() -> None:
@@ -73,11 +64,10 @@ class CallGenerator:
 
     Args:
         device (`torch.device`): Where tokens are drawn.
-        is_watching (`bool`, *optional*, defaults to `True`): Whether to say if something else draws meanwhile.
     """
 
-    def __init__(self, device: torch.device, is_watching: bool = True):
-        self.generator, self._is_watching = torch.Generator(device), is_watching
+    def __init__(self, device: torch.device):
+        self.generator = torch.Generator(device)
         self._default, self._thread = default_generator(device), threading.get_ident()
         self._left_at = torch.empty(0)  # state of the default generator while it is borrowed
         self._left_seed = 0
@@ -97,7 +87,7 @@ class CallGenerator:
 
     def _borrow(self, default: torch.Generator) -> None:
         _borrowers[default] = self
-        _latest.start = start = default.get_state()
+        start = default.get_state()
         self.generator.set_state(start)
         default.manual_seed(_seed(start))
         self._left_at, self._left_seed = default.get_state(), default.initial_seed()
@@ -117,8 +107,6 @@ class CallGenerator:
             has_moved = not torch.equal(default.get_state(), self._left_at)
             default.set_state(state)
         if has_moved:
-            latest_start()
-        if has_moved and self._is_watching:
             logger.warning_once(
                 "Something drew from torch's default generator while hf_domino generated: a logits processor, a "
                 "stopping criterion, a streamer or another thread. The text follows the target's law, but is not the "
@@ -134,11 +122,6 @@ def _seed(state: torch.Tensor) -> int:
 def _drawn_seed(generator: torch.Generator) -> int:
     """A seed drawn from a generator, so that `torch.manual_seed` repeats what comes of it."""
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
-
-
-# Shared `[B, P, V]` or of more positions; or what gives it when a proposal is drawn, told of the scores of candidates
-# `[B, N, M]` and of their ids.
-DraftNoise = torch.Tensor | Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class StepNoise:

@@ -89,6 +89,10 @@ class CommittedSequences:
         length = max(self._lengths) if self.unfinished else self._final_length()
         return (length if self._shown is None else self._shown) - self._prompt_length
 
+    def num_new(self, rows: Sequence[int]) -> list[int]:
+        """New tokens of these rows so far."""
+        return [self._lengths[row] - self._prompt_length for row in rows]
+
     def prefixes(self, rows: Sequence[int]) -> Prefixes:
         """Tokens so far of these rows."""
         ids = self._ids if len(rows) == len(self._lengths) else self._ids[list(rows)]

@@ -5,9 +5,7 @@ that draft, the best by tokens per time is played, each taken a standard deviati
 under uncertainty): whole blocks come first. Drafting pauses where single steps are to bring more. While they may not, a
 text drafts on credit: a few single steps, which lost time is taken from and won time goes back to (a CUSUM test).
 
-Under the coupled rule no arm changes the text. Under the residual rule it does. There an arm is chosen before its
-tokens are drawn, which keeps the law. Costs are nominal and nothing is kept between calls, so a seed gives the same
-text again.
+No arm changes the text.
 """
 
 from __future__ import annotations
@@ -62,12 +60,11 @@ class Policy:
     Args:
         most (`int`): Proposals of a whole chain.
         tree_size (`int` or `str`, *optional*): Most nodes of a tree, `"adaptive"` for chains or trees; None for chains.
-        is_timed (`bool`, *optional*, defaults to `True`): Whether costs are measured; nominal otherwise.
         is_full (`bool`, *optional*, defaults to `False`): Whether only whole blocks, or trees as deep, are drafted.
     """
 
-    def __init__(self, most: int, tree_size: int | str | None = None, is_timed: bool = True, is_full: bool = False):
-        self._is_timed, self._is_full, self._is_optional = is_timed and not is_full, is_full, isinstance(tree_size, str)
+    def __init__(self, most: int, tree_size: int | str | None = None, is_full: bool = False):
+        self._is_full, self._is_optional = is_full, isinstance(tree_size, str)
         size = ADAPTIVE_SIZE if isinstance(tree_size, str) else tree_size
         self._whole = Arm(most)
         self._chains = [self._whole] if is_full else [*(Arm(n) for n in SHORT_CHAINS if n < most), self._whole]
@@ -108,7 +105,7 @@ class Policy:
             favourite = STEP
         else:
             favourite, known.pause = best, None
-            if self._is_timed and self._wants_step(known, best):
+            if not self._is_full and self._wants_step(known, best):
                 return Plan(STEP, 0, is_comparison=True)
         if offer is not None and offer.expected > self._value(known, favourite) * known.costs.of(COPY, offer.length):
             return Plan(COPY, offer.length, offer)
@@ -132,7 +129,7 @@ class Policy:
             for count in outcome.num_brought:
                 acceptance.observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
-        if self._is_timed and is_typical:
+        if not self._is_full and is_typical:
             known.costs.observe(arm, num_proposals, seconds)
         cost = known.costs.of(arm, num_proposals)
         known.credit += CREDIT_SHARE * cost
@@ -188,7 +185,7 @@ class Policy:
         if num_rows not in self._known:
             like = next(reversed(self._known.values())).costs if self._known else None
             arms = [*self._chains, *([self._tree] if self._tree else []), COPY]
-            self._known[num_rows] = _Known(Costs(arms, not self._is_timed, like))
+            self._known[num_rows] = _Known(Costs(arms, like))
         return self._known[num_rows]
 
 
@@ -230,8 +227,8 @@ def policy_for(
     config.check()  # a field may have been set since
     is_full = config.draft_length == "full"
     size = config.fixed_tree_size if is_static or is_full else config.draft_tree_size
-    if is_full or (do_sample and config.acceptance_rule == "residual"):
-        return Policy(most, size, is_timed=False, is_full=is_full)
+    if is_full:
+        return Policy(most, size, is_full=True)
     if not hasattr(_learnt, "by_drafter"):
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     policies = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})

@@ -1,10 +1,8 @@
 """The law of the next token: logits after `generate`'s processors and warpers, and how a token is taken from them.
 
-Target and drafts go through the same class, so that both laws of the acceptance rule are processed alike, each position
-with its own prefix.
+Target and drafts go through the same class, so that both are processed alike, each position with its own prefix.
 
-Shapes: B rows, N positions, M tokens behind the prefix, R positions of all rows, V vocabulary, D tokens of a draft
-vocabulary; D is V without one.
+Shapes: B rows, N positions, R positions of all rows, V vocabulary, D tokens of a draft vocabulary; D is V without one.
 """
 
 from __future__ import annotations
@@ -117,28 +115,15 @@ class TokenLaw:
             logits = self.vocabulary.gather(changed.tensor).view_as(logits)
         return logits, self._with(steps=[step for step in self.steps if not isinstance(step, Banned)])
 
-    def scores(self, prefixes: Prefixes, logits: torch.Tensor, continuation: torch.Tensor) -> torch.Tensor:
-        """Process logits of successive positions, each with its own prefix.
-
-        Args:
-            prefixes ([`Prefixes`]): B rows.
-            logits (`torch.Tensor`): `[B, N, D]`.
-            continuation (`torch.Tensor`): Tokens behind the prefixes, `[B, M]`; the last position sees all of them.
-
-        Returns:
-            `torch.Tensor`: Scores `[B, N, D]` in fp32.
-        """
-        return self.scores_behind(lambda: prefixes.along(continuation, logits.shape[1]), prefixes, logits)
-
-    def scores_behind(
-        self, seen_by_each: Callable[[], Prefixes], prefixes: Prefixes, logits: torch.Tensor
+    def scores(
+        self, prefixes: Prefixes, logits: torch.Tensor, seen_by_each: Callable[[], Prefixes] | None = None
     ) -> torch.Tensor:
-        """Process logits of positions with any continuations.
+        """Process logits of positions, each with its own prefix.
 
         Args:
-            seen_by_each (`Callable`): Gives what each of them sees, B * N texts.
             prefixes ([`Prefixes`]): What all of a row see, B texts.
             logits (`torch.Tensor`): `[B, N, D]`.
+            seen_by_each (`Callable`, *optional*): Gives what each of them sees, B * N texts, if that is more.
 
         Returns:
             `torch.Tensor`: Scores `[B, N, D]` in fp32.
@@ -146,7 +131,7 @@ class TokenLaw:
         if not self.needs_prefix:
             return self.process(logits.flatten(0, 1), prefixes).view_as(logits)
         # What looks at tokens names them by their ids.
-        seen, all_logits = seen_by_each(), self.vocabulary.scatter(logits)
+        seen, all_logits = seen_by_each() if seen_by_each else prefixes, self.vocabulary.scatter(logits)
         # Transformers' own processors know an answer for every prefix; a trie or a grammar may not.
         asks_caller = any(type(processor) is PrefixConstrainedLogitsProcessor for processor in self.processors)
         is_open = self.stops.are_open(prefixes.lengths, seen) if asks_caller else None

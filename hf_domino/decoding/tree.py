@@ -96,12 +96,14 @@ class Tree:
 
         Args:
             scores (`torch.Tensor`): `[B, W, V]`.
-            noise (`torch.Tensor`): Of the steps from the anchor's on, `[B, C + 1, V]`.
+            noise (`torch.Tensor`): Of the steps from the anchor's on, `[B, C + 1, V]` or of more.
 
         Returns:
             `tuple`: Values and tokens, `[B, W]` each.
         """
-        if self.parents is not None:
+        if self.parents is None:
+            noise = noise[:, : scores.shape[1]]
+        else:
             noise = noise[torch.arange(len(scores), device=scores.device)[:, None], self.depths]
         values, tokens = race(scores, noise)
         return values, tokens

@@ -19,7 +19,6 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.lanes import pool_size
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree import Tree, tree_inputs
-from hf_domino.decoding.verification import Rule
 from hf_domino.target.view import input_device, rounded_to
 
 # Attention whose window or temperature goes by columns, which are positions in a chain only.
@@ -35,17 +34,14 @@ NUM_TRIED = 7  # tokens of the text that a target is tried with
 _tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
-def why_chain(runner: TargetRunner, session: DraftSession, rule: Rule) -> str | None:
+def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
     """Why a call's rounds cannot propose trees; None where nothing stands against these.
 
     Args:
         runner ([`TargetRunner`]): Runs the target.
         session ([`DraftSession`]): Drafts.
-        rule ([`Rule`]): Accepts proposals.
     """
     text = runner.target.text_config
-    if not rule.is_coupled:
-        return "the residual rule"
     if pool_size(session.drafter, session.law, is_tree=True) is None:
         return "logits processors that look at all tokens"
     if runner.kwargs.get("position_ids") is None:

@@ -26,7 +26,6 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.tree_support import why_chain
-from hf_domino.decoding.verification import Rule
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
@@ -176,7 +175,7 @@ def _explain(
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state())
     session.observe(captured, input_ids.shape[1] - 1)
-    if size is not None and why_chain(runner, session, Rule(law, do_sample=False)) is not None:
+    if size is not None and why_chain(runner, session) is not None:
         size = None
     tree = session.propose(prefixes, drafter.config.num_draft_tokens, num_nodes=size)
     logits, _ = runner.check_block(prefixes.last(), tree)
@@ -220,5 +219,5 @@ def _draft_logits(
 
 def _probs(law: TokenLaw, prefixes: Prefixes, seen: Prefixes, logits: torch.Tensor) -> torch.Tensor:
     """Probabilities `[N, V]` of positions that see these texts, on the CPU."""
-    scores = law.scores_behind(lambda: seen, prefixes, logits[None])
+    scores = law.scores(prefixes, logits[None], lambda: seen)
     return law.vocabulary.scatter(scores).softmax(dim=-1)[0].cpu()

@@ -12,7 +12,7 @@ from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.fields import CANNOT_RUN, Format, StoredConfig
 from hf_domino.formats.speculators import SPECULATORS
 
-ALWAYS_OURS = "acceptance_rule"  # stands in every file that we wrote, and in no other project's
+ALWAYS_OURS = "draft_pool_size"  # stands in every file that we wrote, and in no other project's
 NAMING_FIELDS = ("architectures", "model_type", "speculators_model_type", "projector_type")
 LOADED = "Domino, DFlash, DFlash 2, DSpark or EAGLE-3"
 OTHER_DSPARK = "DSpark in another layout"

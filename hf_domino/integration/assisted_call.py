@@ -25,7 +25,6 @@ from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import CONFIG, check_is_target, check_source, read_config
 from hf_domino.integration.call_checks import check_generation, check_prepared
 from hf_domino.integration.default_drafter import Attached, detach, set_default
-from hf_domino.integration.shadow import watched
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of, unwrapped
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
@@ -58,7 +57,7 @@ def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[st
     default, host = torch.get_default_device(), torch.device("cpu")
     # Tensors without a device are made on the host, unless the default device is the target's: entering takes time.
     with nullcontext() if default in (host, input_ids.device) else host:
-        return watched(assisted_decoding)(target, input_ids, drafter=kwargs["assistant_model"], **kept)
+        return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
 
 
 # --- by the default drafter -------------------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class Recycling(Kind):
     title = "token recycling"
     link = "[token recycling](https://arxiv.org/abs/2408.08696)"
     defaults = {"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32}
-    fixed = ONE_LAYER | {"acceptance_rule": "coupled", "draft_vocab_size": None}
+    fixed = ONE_LAYER | {"draft_vocab_size": None}
     reads_last_state = True  # the least that a drafter is given
     why_readable = f"it {READS_LM_HEADS}"
     has_table = True

@@ -26,7 +26,6 @@ from transformers import (
 )
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.configuration import checks
 from hf_domino.kinds.kind import spread_layer_ids
 
 
@@ -44,8 +43,6 @@ from hf_domino.kinds.kind import spread_layer_ids
         ({"target_layer_ids": [1, 1]}, r"target_layer_ids must be unique"),
         ({"target_layer_ids": []}, r"target_layer_ids must be unique"),
         ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),
-        ({"acceptance_rule": "typical"}, r"acceptance_rule must be one of \('coupled', 'residual'\), got 'typical'"),
-        ({"draft_law": "beam"}, r"draft_law must be one of \('sampled', 'greedy'\), got 'beam'"),
         (
             {"projector_type": "jetspec"},
             r"projector_type must be one of \('domino', 'dflash', 'dspark', 'dflash2', .*\), got 'jetspec'",
@@ -206,42 +203,6 @@ def test_encoder_decoder_targets_are_refused():
         DominoConfig.for_target(T5Config())
 
 
-def test_the_acceptance_rule_is_kept(tmp_path):
-    assert DominoConfig().acceptance_rule == "coupled"
-    DominoConfig(acceptance_rule="residual", draft_law="greedy").save_pretrained(tmp_path)
-    config = DominoConfig.from_pretrained(tmp_path)
-    assert (config.acceptance_rule, config.draft_law) == ("residual", "greedy")
-
-
-@pytest.fixture
-def warnings(monkeypatch):
-    """What is warned of, each once."""
-    found = []
-    monkeypatch.setattr(checks.logger, "warning", lambda *arguments: found.append(arguments[0] % arguments[1:]))
-    type(checks.logger).warning_once.cache_clear()
-    yield found
-    type(checks.logger).warning_once.cache_clear()
-
-
-@pytest.mark.parametrize(("draft_law", "num_warnings"), [("sampled", 0), ("greedy", 1)])
-def test_configurations_from_before_the_acceptance_rule(tmp_path, warnings, draft_law, num_warnings):
-    DominoConfig(draft_law="sampled").save_pretrained(tmp_path)
-    fields = json.loads((tmp_path / "config.json").read_text())
-    del fields["acceptance_rule"]
-    (tmp_path / "config.json").write_text(json.dumps(fields | {"draft_law": draft_law}))
-    for _ in range(2):
-        config = DominoConfig.from_pretrained(tmp_path)
-        assert (config.acceptance_rule, config.draft_law) == ("coupled", draft_law)
-        config.check()
-    ignored = "draft_law='greedy' is for acceptance_rule='residual' and ignored under 'coupled'."
-    assert warnings == [ignored] * num_warnings
-
-
-def test_a_greedy_draft_law_under_the_residual_rule_needs_no_warning(warnings):
-    DominoConfig(acceptance_rule="residual", draft_law="greedy")
-    assert warnings == []
-
-
 def test_windows_are_kept_and_are_none_in_older_configurations(tmp_path):
     windows = {"layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 2048}
     DominoConfig(**windows, sliding_window_non_causal=True).save_pretrained(tmp_path)
@@ -252,6 +213,7 @@ def test_windows_are_kept_and_are_none_in_older_configurations(tmp_path):
     for name in (*windows, "sliding_window_non_causal"):
         del fields[name]
     gone = {"ngram_size": 5, "window_size": 7, "num_candidates": 7}  # of a kind that is no more
+    gone |= {"acceptance_rule": "residual", "draft_law": "greedy"}
     (tmp_path / "config.json").write_text(json.dumps(fields | gone))
     older = DominoConfig.from_pretrained(tmp_path)
     assert older.to_dict() == DominoConfig().to_dict() | {"transformers_version": older.transformers_version}

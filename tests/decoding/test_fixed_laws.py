@@ -75,7 +75,7 @@ def test_a_recording_plays_other_texts_and_numbers(kind, is_chain):
                 buffers = tuple(tensor.clone() for tensor in inputs)
                 with Recording() as recording:
                     prefixes, tree = fixed.prefixes(buffers[1]), Tree(buffers[2], parents, 3)
-                    outputs = fixed.scores_behind(partial(tree.seen_by, prefixes), prefixes, buffers[0])
+                    outputs = fixed.scores(prefixes, buffers[0], partial(tree.seen_by, prefixes))
             for buffer, tensor in zip(buffers, inputs, strict=True):
                 buffer.copy_(tensor)
             recording.replay()

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracle import oracle
 
-from hf_domino.evaluation.benchmark.measure import until_end
+from hf_domino.evaluation.benchmark.partings import until_end
 
 CASES, CASES_BY_HAND = 8, 2000
 VOCAB, PAD, LONGEST = 64, 2, 96  # LONGEST: positions of the target

@@ -92,17 +92,6 @@ def test_drafts_after_copied_rounds_are_those_of_a_drafter_that_saw_all(tiny_qwe
     assert all(first[: len(second)] == second[: len(first)] for first, second in twice)
 
 
-@pytest.mark.parametrize("draft_law", ["sampled", "greedy"])
-def test_copies_under_the_residual_rule_are_certain(tiny_qwen3, make_drafter, draft_law):
-    """A seed gives the same text again, and a target without doubt writes its greedy one."""
-    drafter = make_drafter(tiny_qwen3, acceptance_rule="residual", draft_law=draft_law)
-    options = SAMPLED | {"assistant_model": drafter} | COPYING
-    assert generate(tiny_qwen3, PROMPT, **options) == generate(tiny_qwen3, PROMPT, **options)
-    assert drafter.stats.num_copied
-    certain = generate(tiny_qwen3, PROMPT, **(options | {"temperature": 1e-5}))
-    assert certain == generate(tiny_qwen3, PROMPT, **GREEDY)
-
-
 def lookup_in(tokens, most=10, vocab_size=64, **options):
     """Prompt lookup in a text, and the text as a prefix."""
     committed = SimpleNamespace(tokens=lambda row, start: tokens[start:])

@@ -1,5 +1,7 @@
 """The rollout draws its proposals from the corrected law, of the whole vocabulary or of a pool."""
 
+from functools import partial
+
 import pytest
 import torch
 from builders import VOCAB_SIZE, build_drafter
@@ -11,13 +13,13 @@ from transformers import (
     TopKLogitsWarper,
 )
 
+from hf_domino.decoding.candidates import CandidatePool
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.target.view import TargetModel
 
-SCORE_TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
 LAWS = {
     "nothing": [],
     "penalty": [RepetitionPenaltyLogitsProcessor(1.5)],
@@ -39,18 +41,6 @@ def block(request, tiny_qwen3):
 def exponential(block):
     """Noise to draw the proposals with, of a position more than there are."""
     return torch.empty(3, block[2].shape[1] + 1, VOCAB_SIZE).exponential_()
-
-
-class Remembering:
-    """Keeps what it was told of each proposal, and what it has drawn for it."""
-
-    def __init__(self):
-        self.told, self.drawn = [], []
-
-    def __call__(self, scores, token_ids):
-        self.told += zip(scores.unbind(dim=1), token_ids.unbind(dim=1), strict=True)
-        self.drawn.append(torch.empty_like(scores).exponential_())
-        return self.drawn[-1]
 
 
 @torch.no_grad()
@@ -90,35 +80,27 @@ def test_rows_are_drafted_as_if_each_were_alone(block, law, pool_size):
 
 @torch.no_grad()
 @pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("is_own", [False, True], ids=["shared noise", "own noise"])
-def test_proposals_are_drawn_from_the_corrected_law(block, law, is_own):
+@pytest.mark.parametrize("pool_size", [None, 20])
+def test_proposals_are_drawn_from_the_corrected_law(block, law, pool_size):
     drafter, target, hidden, prefixes = block
-    law, shared, own = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block), Remembering()
-    proposals = DominoLanes(*block, law, own if is_own else shared).chain()
-    noise = torch.cat(own.drawn, dim=1) if is_own else shared[:, :-1]
+    drafter.config.draft_pool_size = pool_size
+    law, noise = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block)
+    proposals = DominoLanes(*block, law, noise).chain()
     rederived, anchors = Rederived(drafter, target.model), prefixes.last()[:, 0]
     skipped = torch.nn.functional.pad(hidden, (0, 0, drafter.config.label_offset, 0))
     rows = zip(skipped, anchors, proposals, strict=True)
     logits = torch.stack([rederived.correct(*row)[1] for row in rows])
     for index in range(hidden.shape[1]):
-        expected = law.scores(prefixes, logits[:, index : index + 1], proposals[:, :index])[:, 0]
-        assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
-        if is_own:
-            scores, candidates = own.told[index]
-            assert torch.equal(candidates, torch.arange(VOCAB_SIZE).expand(3, -1))
-            torch.testing.assert_close(scores, expected, **SCORE_TOLERANCE)
-
-
-@torch.no_grad()
-def test_proposals_of_a_pool_are_drawn_from_what_is_told(block):
-    law, own = TokenLaw(LogitsProcessorList()), Remembering()
-    block[0].config.draft_pool_size = 20
-    proposals = DominoLanes(*block, law, own).chain()
-    assert len(own.told) == proposals.shape[1] == block[2].shape[1]
-    for index, (scores, candidates) in enumerate(own.told):
-        assert scores.shape == candidates.shape == (3, 20)
-        drawn = choose(scores, own.drawn[index][:, 0])
-        assert torch.equal(candidates.gather(1, drawn[:, None])[:, 0], proposals[:, index])
+        if pool_size is None:
+            seen = partial(prefixes.along, proposals[:, :index], 1)
+            expected = law.scores(prefixes, logits[:, index : index + 1], seen)[:, 0]
+            assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
+        else:
+            pool = CandidatePool(drafter.kind.logits(target, hidden), pool_size, law, prefixes, noise)
+            ids = pool.token_ids[:, index]
+            expected = pool.scores(logits[:, index].gather(1, ids), proposals[:, :index])
+            chosen = choose(expected, noise[:, index].gather(1, ids))
+            assert torch.equal(ids.gather(1, chosen[:, None])[:, 0], proposals[:, index])
 
 
 @torch.no_grad()

@@ -56,7 +56,7 @@ def test_a_fault_is_an_error_that_says_what_was_measured(clamped, dtype):
 def test_it_is_a_warning_where_it_may_be_rounding(clamped, change, words, monkeypatch):
     monkeypatch.setitem(width.TOLERANCES, torch.bfloat16, 1e-6)
     change(clamped)
-    with pytest.warns(UserWarning, match=f"differ from single steps by .*{words}.*hf_domino.shadow"):
+    with pytest.warns(UserWarning, match=f"differ from single steps by .*{words}.*without assistant_model"):
         assert not hf_domino.probe_width(clamped).agrees
 
 

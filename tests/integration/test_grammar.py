@@ -66,13 +66,6 @@ def test_a_batch_with_a_processor_that_keeps_state_is_refused(pair, generate):
         generate(PROMPTS, assistant_model=pair.drafter)
 
 
-def test_a_shadow_asks_it_again(pair, generate):
-    with hf_domino.shadow() as report:
-        generate(PROMPTS, is_ours=True, assistant_model=pair.drafter, **SAMPLED)
-    assert report.num_tokens
-    assert report.mismatches == []
-
-
 def test_what_is_allowed_is_a_function_of_the_text(pair, grammar):
     prompt = torch.arange(5)
     texts = [

@@ -72,7 +72,6 @@ def test_the_context_is_right_in_a_second_turn_and_behind_a_rewind(wide, drafter
 @pytest.mark.parametrize(
     ("fields", "options"),
     [
-        ({"acceptance_rule": "residual"}, {}),
         ({"draft_length": "adaptive"}, {}),
         ({"draft_length": "adaptive", "draft_tree_size": None}, {"repetition_penalty": 1.3}),
         ({"draft_tree_size": 7}, {"no_repeat_ngram_size": 2, "min_new_tokens": 9, "eos_token_id": 5}),

@@ -47,7 +47,7 @@ def test_a_tree_is_the_likeliest_paths(wide, rounds, name, batch_size, do_sample
 
 
 def test_other_ways_to_draft_write_plain_text(wide):
-    for name, fields in (("rnn", {"acceptance_rule": "residual"}), ("gated", {"draft_length": "adaptive"})):
+    for name, fields in (("rnn", {}), ("gated", {"draft_length": "adaptive"})):
         for ids, more in (calls(1), calls(3)):
             drafter = build(wide, name, draft_pool_size=8, **fields)
             assert torch.equal(generate(wide, drafter, ids, **more), generate(wide, None, ids, **more))

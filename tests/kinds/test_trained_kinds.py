@@ -6,7 +6,7 @@ import pytest
 import torch
 from calls_of_kinds import PROMPTS, generate
 
-from hf_domino import DominoDraftModel, check_fit, shadow
+from hf_domino import DominoDraftModel, check_fit
 from hf_domino.cli.main import main
 
 CARDS = {
@@ -44,9 +44,7 @@ def test_it_is_trained_and_used_and_what_it_lacks_is_named(
     drafter, ids = DominoDraftModel.from_pretrained(run), PROMPTS[0][None]
     card = (tmp_path / "run" / "README.md").read_text()
     assert [words for words in CARDS[kind] if words not in card] == []
-    with shadow() as report:
-        assert torch.equal(generate(target, drafter, ids), generate(target, None, ids))
-    assert (report.num_calls, report.mismatches) == (1, [])
+    assert torch.equal(generate(target, drafter, ids), generate(target, None, ids))
     assert check_fit(drafter, target, word_tokenizer, ["t7 t8 t9"], max_new_tokens=24).modes
     pair = ["--target", str(saved_pair[0]), "--drafter", run]
     assert main(["generate", *pair, "--max-new-tokens", "8", "t7 t8"]) == 0

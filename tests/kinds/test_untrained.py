@@ -33,9 +33,8 @@ def test_a_second_turn_and_a_rewound_cache_write_plain_text(wide, drafter):
 
 def test_it_copies_from_the_text_too(wide, drafter):
     ids = torch.arange(5, 15).repeat(3)[None]
-    with hf_domino.shadow() as report:
-        generate(wide, drafter.view(draft_length="adaptive"), ids, prompt_lookup_num_tokens=5)
-    assert (report.num_calls, report.mismatches) == (1, [])
+    found = generate(wide, drafter.view(draft_length="adaptive"), ids, prompt_lookup_num_tokens=5)
+    assert torch.equal(found, generate(wide, None, ids))
 
 
 def test_it_serves_a_pacer_and_processors(wide, drafter):
@@ -89,11 +88,6 @@ def test_it_drafts_for_an_offloaded_target_and_in_inference_mode(wide):
     with torch.inference_mode():
         drafter = hf_domino.recycling(offloaded)
     assert torch.equal(generate(offloaded, drafter, ids), generate(wide, None, ids))
-
-
-def test_the_other_rule_is_refused(drafter):
-    with pytest.raises(ValueError, match=f"acceptance_rule of a {drafter.config.kind.title} drafter must be coupled"):
-        drafter.view(acceptance_rule="residual")
 
 
 def test_padding_is_no_text_where_ids_are_of_the_last_positions_or_of_none(wide, drafter):

@@ -59,12 +59,12 @@ class FixedLaw(TokenLaw):
         return None if None in parts else tuple(parts)
 
     def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
-        """See [`TokenLaw`]; of one row. What asks the host for noise is no stage, nor is a law without a key."""
+        """See [`TokenLaw`]; of one row. A law without a key is no stage."""
+        if (key := self.key) is None:
+            return function(self, prefixes, *inputs)
         # Tensors are copied to where a graph reads them, and it is captured for all other inputs. What it returns is
         # written over by its next run.
         leaves, form = tree_flatten(inputs)
-        if (key := self.key) is None or any(map(callable, leaves)):
-            return function(self, prefixes, *inputs)
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 
         def stage(text: torch.Tensor, *tensors: torch.Tensor) -> Any:

@@ -5,7 +5,6 @@ Shapes: B batch, N new tokens.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -20,10 +19,10 @@ from hf_domino.drafter.phases import timed_phases
 from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
+from hf_domino.evaluation.benchmark.partings import partings, until_end
 from hf_domino.evaluation.benchmark.prompts import encode, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
-from hf_domino.integration.shadow import shadow
 from hf_domino.pair import Pair
 
 WARM_UPS, WARM_UP_TOKENS = 2, 32
@@ -78,9 +77,11 @@ class Bench:
             call = self._call(method, mode)
             torch.manual_seed(seed)
             row = {"method": method} | about | self._times(found) | self._rounds(inputs, call)
-            row["equals_plain"] = all(torch.equal(run.tokens, expected) for run in found)
-            if not row["equals_plain"] and drafter_in(call) is not None:
-                row["partings"] = self._partings(inputs, call, seed)
+            others = [run.tokens for run in found if not torch.equal(run.tokens, expected)]
+            row["equals_plain"] = not others
+            if others and drafter_in(call) is not None:
+                plain = self._call(BASELINE, mode)
+                row["partings"] = partings(self.pair.target, inputs, others[0], seed, **plain)
             rows.append(row)
         return rows
 
@@ -114,21 +115,6 @@ class Bench:
     def _empty_tables(self) -> None:
         for drafter, state in self._empty:
             drafter.load_state_dict(state)
-
-    def _partings(self, inputs: Any, call: Arguments, seed: int) -> list[dict[str, Any]]:
-        """Where texts part from the target's own, and how near to a tie that is."""
-        torch.manual_seed(seed)
-        with shadow() as report:
-            self.pair.target.generate(**inputs, **call)
-        return [
-            {
-                "row": found.row,
-                "position": found.position,
-                "margin": found.margin if math.isfinite(found.margin) else None,
-                "tie": found.tie,
-            }
-            for found in report.mismatches
-        ]
 
     def _times(self, runs: Sequence[_Run]) -> Row:
         end_of_text = self.pair.target.generation_config.eos_token_id
@@ -172,9 +158,3 @@ class Bench:
             "acceptance_rate_at": stats.acceptance_rate_at or None,
             "ms_per_round": {name: 1000 * s / loops for name, s in phases.items()} if phases and loops else None,
         }
-
-
-def until_end(tokens: list[int], end_of_text: int | list[int] | None) -> list[int]:
-    """A row of tokens up to its first end-of-text token, without the padding behind it."""
-    ends = end_of_text if isinstance(end_of_text, list) else [end_of_text]
-    return tokens[: next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))]

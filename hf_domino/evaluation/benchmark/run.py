@@ -118,18 +118,16 @@ def report_differences(rows: Sequence[Row]) -> bool:
         found = rows_of(wrong, method, mode)
         what = "prompt" if found[0]["batch_size"] == 1 else "batch"
         kind = "greedy" if mode == "greedy" else "sampled"
-        gone = sum(row.get("partings") == [] for row in found)
         print(
             f"DIFFERENT: {kind} output of {label(method)} is not plain generate's for {len(found)} {what}(s), first "
-            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them part at a tie"
-            f"{f', {gone} not when watched' if gone else ''}.",
+            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them part at a tie.",
             file=sys.stderr,
         )
     if not wrong or wrong[0]["dtype"] == EXACT_DTYPE:
         return not all(map(are_ties, wrong))
     print(
         f"In {wrong[0]['dtype']} a block and single tokens round differently, and an argmax flips where two logits are "
-        f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}, or `hf_domino.shadow`.",
+        f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}.",
         file=sys.stderr,
     )
     return False

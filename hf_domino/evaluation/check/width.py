@@ -96,7 +96,7 @@ def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
     if probe.excuse is None:
         remedy = f"{type(target).__name__} cannot be drafted for without changing its text; drop assistant_model."
         raise refusal("the target", ONE_WIDTH, str(probe), remedy)
-    advice = f"{probe.excuse} Compare texts with hf_domino.shadow."
+    advice = f"{probe.excuse} Compare texts with and without assistant_model."
     warnings.warn(f"{type(target).__name__}: {probe}. {advice}", stacklevel=2)
     return probe
 

@@ -48,7 +48,7 @@ def chances_of_all(drafter, target, hidden, prefixes, law, noise):
             chosen = torch.tensor([*path, *[0] * (drafter.config.block_size - depth)])
             logits = rederived.correct(block, prefixes.last()[0, 0], chosen)[1][None, depth]
             continuation = torch.tensor([path], dtype=torch.long).view(1, -1)
-            scores = SHARPNESS * law.scores(prefixes, logits[:, None], continuation)[0, 0]
+            scores = SHARPNESS * law.scores(prefixes, logits[:, None], partial(prefixes.along, continuation, 1))[0, 0]
             chances = (scores if noise is None else scores - noise[0, depth].log()).log_softmax(dim=0)
             found |= {(*path, token): found[path] + float(chances[token]) for token in range(len(chances))}
     return {path: chance for path, chance in found.items() if path}

@@ -237,13 +237,8 @@ def test_rows_end_inside_branches_of_their_own(tiny_qwen3):
 
 def test_calls_that_cannot_take_trees_get_chains_and_say_why(tiny_qwen3):
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES)
-    residual = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, acceptance_rule="residual")
-    for own, options, why in (
-        (drafter, {"do_sample": True, "eta_cutoff": 1e-3, "repetition_penalty": 1.2}, "all tokens"),
-        (residual, {"do_sample": True}, "residual"),
-    ):
-        text_of(tiny_qwen3, own, **options)
-        assert why in own.stats.chain
+    text_of(tiny_qwen3, drafter, do_sample=True, eta_cutoff=1e-3, repetition_penalty=1.2)
+    assert "all tokens" in drafter.stats.chain
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

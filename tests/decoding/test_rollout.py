@@ -86,6 +86,7 @@ def test_proposals_are_drawn_from_the_corrected_law(block, law, pool_size):
     drafter.config.draft_pool_size = pool_size
     law, noise = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block)
     proposals = DominoLanes(*block, law, noise).chain()
+    drafter.config.draft_pool_size = None  # logits of all tokens follow
     rederived, anchors = Rederived(drafter, target.model), prefixes.last()[:, 0]
     skipped = torch.nn.functional.pad(hidden, (0, 0, drafter.config.label_offset, 0))
     rows = zip(skipped, anchors, proposals, strict=True)

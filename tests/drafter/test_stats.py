@@ -157,7 +157,8 @@ def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch
     options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": -1}
     tiny_qwen3.generate(PROMPT.expand(batch_size, -1), assistant_model=drafter, **options)
     stats = drafter.stats
-    assert stats.num_paused == stats.num_single_steps == batch_size * sum(pause.num_steps for pause in stats.pauses) > 0
+    paused = batch_size * sum(pause.num_steps for pause in stats.pauses)
+    assert stats.num_single_steps >= stats.num_paused == paused > 0  # others were made for their time
     first = stats.pauses[0]
     assert first.tokens < first.cost
     assert stats.proposed[0][first.first_round : first.first_round + first.num_steps] == [0] * first.num_steps

@@ -17,7 +17,7 @@ CARD = (
 LACKS = {
     ("--projector-type", "domino"): "the drafter of a new head",
     ("--train-only", "head"): "train_only",
-    ("--gradient-checkpointing", "true"): "gradient_checkpointing",
+    ("--gradient-checkpointing", "true"): "the drafter's kind with gradient_checkpointing",
     ("--start-from-target", "true"): "start_from_target",
 }
 

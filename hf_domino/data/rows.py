@@ -134,11 +134,6 @@ class RowDataset(Dataset):
     def __getitem__(self, index: int) -> Row:
         return self.rows[index]
 
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row."""
-        return [length for _, lengths in self.token_batches() for length in lengths.tolist()]
-
     def token_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Token ids of some rows in one line `[T]` with the lengths of these rows `[R]`, until all rows were given."""
         for batch in self.rows.with_format("arrow").iter(ROWS_AT_ONCE):
@@ -191,27 +186,16 @@ def load_rows(
     return RowDataset(rows, counts)
 
 
-def encode_dataset(
-    dataset: Any,
-    tokenizer: Any,
-    max_length: int,
-    vocab_size: int,
-    name: str,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-) -> Any:
+def encode_dataset(dataset: Any, name: str, **options: Any) -> Any:
     """Encode a list, a `datasets.Dataset` or a dictionary of them as the lines of a file are encoded.
 
-    Rows that have a `loss_mask` already, or no length, are returned as they are.
+    Rows that have a `loss_mask` already, or no length, are returned as they are. `options` are those of [`load_rows`].
     """
     if isinstance(dataset, dict):
-        return {
-            key: encode_dataset(value, tokenizer, max_length, vocab_size, f"{name}[{key!r}]", chat_template_kwargs)
-            for key, value in dataset.items()
-        }
+        return {key: encode_dataset(value, f"{name}[{key!r}]", **options) for key, value in dataset.items()}
     if not hasattr(dataset, "__len__") or (len(dataset) and "loss_mask" in dataset[0]):
         return dataset
-    source = from_table(dataset, name)
-    return load_rows(source, tokenizer, max_length, vocab_size, chat_template_kwargs=chat_template_kwargs)
+    return load_rows(from_table(dataset, name), **options)
 
 
 def _encoded(source: Source, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, list[Row]]]:

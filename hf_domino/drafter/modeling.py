@@ -197,8 +197,8 @@ class DominoDraftModel(PreTrainedModel):
 
         Args:
             args, kwargs: Of its kind's [`~kinds.kind.Kind.forward`].
-            within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` and
-                `fully_shard` gather weights and follow gradients of what runs inside a forward.
+            within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` follow
+                gradients of what runs inside a forward.
 
         Returns:
             `torch.Tensor`: Draft hidden states `[B, Q, H]`, or what `within` returns.

@@ -18,7 +18,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from hf_domino.kinds.backbone import AttentionInputs, BackboneLayer, RotaryTable, windowed
 from hf_domino.kinds.kind import Kind
-from hf_domino.kinds.view import BlockView, block_positions, gather_positions
+from hf_domino.kinds.view import BlockView, block_positions
 
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
@@ -81,7 +81,7 @@ class Block(Kind):
             context_features, drafter._rotary(position_ids), mask, cache, view=view, convolved=convolved
         )
         sliding = windowed(self.config, inputs, position_ids, length) if self.config.has_sliding_layers else inputs
-        block = noise_embeds.to(drafter.fc.weight)  # the final norm may be a shard of its own until it runs
+        block = noise_embeds.to(drafter.fc.weight)
         for index, layer in enumerate(drafter.layers):
             block = layer(block, sliding if self.config.is_sliding(index) else inputs)
         if cache is not None:
@@ -130,24 +130,19 @@ class Block(Kind):
         input_ids: torch.Tensor,
         features: torch.Tensor | None,
         anchors: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See [`Kind`]."""
-        config, num_context = self.config, 0 if features is None else features.shape[1]
-        device = self.drafter.device
-        positions = block_positions(anchors, config.block_size)  # [B, N, K]
-        noise_ids = torch.full_like(positions, config.mask_token_id)
-        noise_ids[..., 0] = gather_positions(input_ids, positions[..., :1])[..., 0]
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=anchors.device).expand_as(input_ids)
-        places = position_ids.gather(1, anchors.clamp(min=0))  # of the anchors in their own rows, [B, N]
-        view = BlockView.at(anchors, config.block_size, num_context, anchors.clamp(min=0) - places)
+        size, device = self.config.block_size, self.drafter.device
+        num_context = 0 if features is None else features.shape[1]
+        positions = block_positions(anchors, size)  # [B, N, K]
+        noise_ids = torch.full_like(positions, self.config.mask_token_id)
+        noise_ids[..., 0] = input_ids.gather(1, positions[..., 0])
         hidden = self.forward(
             noise_embeds=self.embed(target, noise_ids.flatten(1)),
-            position_ids=block_positions(places, config.block_size).flatten(1).to(device),
+            position_ids=positions.flatten(1).to(device),
             context_features=features,
-            context_position_ids=position_ids[:, :num_context].to(device),
-            view=view.to(device),
+            context_position_ids=torch.arange(num_context, device=device).expand(len(anchors), -1),
+            view=BlockView.at(anchors, size, num_context).to(device),
         )
         return hidden.unflatten(1, positions.shape[1:])
 

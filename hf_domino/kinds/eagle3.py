@@ -104,7 +104,6 @@ class Eagle3(Kind):
     lacks = {
         "start_from_target": "Its layer reads embeddings beside states; leave it out.",
         "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",
-        "fsdp": "It fits on one device; leave it out.",
         "gradient_checkpointing": "It has one layer; leave it out.",
         "cache_implementation='static'": "Its lanes are no rounds of fixed shape yet; leave it out.",
         "explain_round": "What it drafts depends on the path; look at drafter.stats.",
@@ -208,7 +207,6 @@ class Eagle3(Kind):
         input_ids: torch.Tensor,
         features: torch.Tensor | None,
         anchors: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See [`Kind`]. The known text stands for what is drafted; its hidden states are the drafter's own.
 
@@ -218,24 +216,21 @@ class Eagle3(Kind):
         (layer,), has_context = drafter.layers, features is not None
         if features is None:
             features = torch.zeros(len(anchors), 1, self.config.hidden_size, device=device, dtype=drafter.dtype)
-        if position_ids is None:
-            position_ids = torch.arange(input_ids.shape[1], device=anchors.device).expand_as(input_ids)
-        length, places = features.shape[1], position_ids.gather(1, anchors.clamp(min=0))  # [B, N]
+        length = features.shape[1]
         behind = input_ids[:, 1 : length + 1]
         behind = F.pad(behind, (0, length - behind.shape[1]))
         read = layer.read(self.embed(target, behind), features)
-        kept = layer.self_attn.project(read, drafter._rotary(position_ids[:, :length].to(device)))
+        columns, ends = torch.arange(length, device=device), (anchors - 1).to(device)
+        kept = layer.self_attn.project(read, drafter._rotary(columns[None]))
         # All of its text before the entry at position anchor - 1, which is the first of its own.
-        columns, ends = torch.arange(length, device=anchors.device), (anchors - 1)[..., None]
-        sees = (columns < ends) & (columns >= ends + 1 - places[..., None]) & has_context
-        attend = _Drafts(sees.to(device), _attend, kept)
-        first = ends.clamp(0, length - 1).to(device)
-        states = features.gather(1, first.expand(-1, -1, features.shape[2])) * (places > 0)[..., None].to(features)
+        attend = _Drafts((columns < ends[..., None]) & has_context, _attend, kept)
+        first = ends.clamp(0, length - 1)[..., None]
+        states = features.gather(1, first.expand(-1, -1, features.shape[2])) * (ends >= 0)[..., None].to(features)
         tokens = gather_positions(input_ids, block_positions(anchors, count))  # [B, N, K]
         hidden = []
         for depth in range(count):
             embeds = self.embed(target, tokens[..., depth])
-            states = self.forward(embeds, states, (places - 1 + depth).clamp(min=0).to(device), attend)
+            states = self.forward(embeds, states, (ends + depth).clamp(min=0), attend)
             hidden.append(states)
         return torch.stack(hidden, dim=2)
 

@@ -120,7 +120,7 @@ class Kind:
 
     @classmethod
     def refuse_what_it_lacks(cls, feature: str) -> None:
-        """Refuse a feature, such as `"fsdp"`, that this kind does not have, by name."""
+        """Refuse a feature, such as `"export"`, that this kind does not have, by name."""
         if feature in cls.lacks:
             others = " or ".join(kind.title for kind in KINDS.values() if not {feature, "training"} & kind.lacks.keys())
             raise refusal(f"the drafter's kind with {feature}", others, cls.title, cls.lacks[feature])
@@ -199,7 +199,6 @@ class Kind:
         input_ids: torch.Tensor,
         features: torch.Tensor | None,
         anchors: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Draft behind many anchors of known text side by side, each as [`~Kind.draft`] does.
 
@@ -209,8 +208,6 @@ class Kind:
             features (`torch.Tensor`, *optional*): Context `[B, C, H]` of the first C positions, enough to reach all
                 anchors; None to draft without any context.
             anchors (`torch.Tensor`): Positions `[B, N]`, -1 where a row has fewer; increasing ones are the fastest.
-            position_ids (`torch.Tensor`, *optional*): `[B, S]`, from 0 on in each of the rows that were packed into
-                one, of which a block sees its own only. Defaults to one row.
 
         Returns:
             `torch.Tensor`: Draft hidden states `[B, N, K, H]`; proposals are those from `label_offset` on.

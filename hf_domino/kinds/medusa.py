@@ -40,7 +40,6 @@ class Medusa(Kind):
         "start_from_target": "Its heads begin as the target's own guess anyway; leave it out.",
         "block_size": "Each of its heads is for one position; train a new drafter.",
         "export": "No engine reads such heads; save_pretrained writes hf_domino's own format.",
-        "fsdp": "Its heads fit on one device; leave it out.",
         "gradient_checkpointing": "Its heads keep hardly anything for the backward pass; leave it out.",
     }
     loss_decay = FIFTH_LESS  # arXiv 2401.10774
@@ -97,13 +96,11 @@ class Medusa(Kind):
         input_ids: torch.Tensor,
         features: torch.Tensor | None,
         anchors: torch.Tensor,
-        position_ids: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """See [`Kind`]. An anchor that is the first token of its text has no state before it: zeros stand for it."""
         if features is None:
             features = torch.zeros(len(anchors), 1, self.config.hidden_size, device=anchors.device)
             features = features.to(self.drafter.device, self.drafter.dtype)
-        places = anchors if position_ids is None else position_ids.gather(1, anchors.clamp(min=0))
         before = (anchors - 1).clamp(0, features.shape[1] - 1).to(features.device)
         states = features.gather(1, before[..., None].expand(-1, -1, features.shape[2]))  # [B, N, H]
-        return self.forward(states * (places > 0)[..., None].to(states))
+        return self.forward(states * (anchors > 0)[..., None].to(states))

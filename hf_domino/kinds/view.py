@@ -31,22 +31,18 @@ class BlockView:
     num_context: int
 
     @classmethod
-    def at(
-        cls, anchors: torch.Tensor, block_size: int, num_context: int, starts: torch.Tensor | None = None
-    ) -> BlockView:
+    def at(cls, anchors: torch.Tensor, block_size: int, num_context: int) -> BlockView:
         """The view of blocks that see all of themselves and the context strictly before their anchors.
 
         Args:
             anchors (`torch.Tensor`): `[B, N]` int64; a block at -1, which is unused, sees only itself.
             block_size (`int`): Positions of a block (K).
             num_context (`int`): Context positions there are (C).
-            starts (`torch.Tensor`, *optional*): Context position that each block's text begins at, `[B, N]`. Defaults
-                to 0.
         """
-        firsts = torch.zeros_like(anchors) if starts is None else starts
+        firsts = torch.zeros_like(anchors)[..., None].expand(-1, -1, block_size)
         inside = torch.ones(block_size, block_size, dtype=torch.bool, device=anchors.device)
         ends = anchors.clamp(0, num_context)
-        return cls(firsts[..., None].expand(-1, -1, block_size), ends, inside, num_context)
+        return cls(firsts, ends, inside, num_context)
 
     @property
     def block_size(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 
 from hf_domino._common.refusal import refusal
@@ -27,3 +28,14 @@ class AutoTarget:
 
     from_pretrained = partial(_by_first, "from_pretrained")
     from_config = partial(_by_first, "from_config")
+
+
+def place_target(target: PreTrainedModel, device: torch.device) -> None:
+    """Move a target to a device, unless its parts were given places: by a `device_map`, offloading or sharding."""
+    weights = list(target.parameters())
+    is_placed = len({weight.device for weight in weights}) > 1 or any(
+        weight.is_meta or hasattr(weight, "device_mesh") for weight in weights
+    )
+    is_hooked = any(hasattr(module, "_hf_hook") for module in target.modules())
+    if not (is_placed or is_hooked) and target.device != device:
+        target.to(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,8 +23,6 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
         chat_template_kwargs (`dict` or `str`, *optional*): For the chat template, as it will be used: thinking mode,
             say. As a string, JSON.
-        packing (`bool`, *optional*, defaults to `False`): Pack short training rows into rows of `max_length`, each
-            seen and scored as if it were alone; `num_anchors` are of a packed row then. Evaluation rows are left alone.
         num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
         loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
             blocks of 16, 5 for 10, 4 for 8.
@@ -39,8 +38,6 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         muon_learning_rate (`float`, *optional*, defaults to 0.02): Train the backbone's and the GRU's matrices with
             Muon at this rate, in units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third
             of the steps. 0 or None for AdamW alone, as trainings with another `optim` have it by default.
-        shard_target (`bool`, *optional*, defaults to `False`): Divide the layers of the frozen target among the
-            processes; each is gathered while it runs. Otherwise every process has a copy.
         walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
             walked; 0 for none.
         train_only (`str`, *optional*): `"head"` to train the correction head over a backbone that stays as it is. The
@@ -67,9 +64,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         # Without an accelerator training runs on the CPU in any case; said here, bf16 works there too.
         if not torch.accelerator.is_available():
             self.use_cpu = True
-        # Transformers takes a flag without a value, or the names of options.
-        if (spelled := str(self.__dict__["fsdp"]).lower()) in ("true", "false"):
-            self.__dict__["fsdp"] = spelled == "true"
+        if self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
+            remedy = "Leave it out: a drafter fits on one device, and every process has its own."
+            raise refusal("fsdp", "left out", self.fsdp or "ACCELERATE_USE_FSDP=true", remedy)
         super().__post_init__()
         self.accelerator_config.non_blocking = self.dataloader_pin_memory
         usual = DominoTrainingArguments

@@ -82,7 +82,6 @@ class TrainingFields:
     """How to train; described in [`DominoTrainingArguments`], which adds the rest of Transformers' fields."""
 
     max_length: int = option(2048, "Longest row, in tokens.")
-    packing: bool = option(False, "Pack short rows into rows of max_length.")
     chat_template_kwargs: dict[str, Any] | str | None = option(  # noqa: RUF009
         None, """JSON for the chat template, such as '{"enable_thinking": false}'."""
     )
@@ -93,7 +92,6 @@ class TrainingFields:
     position_weights: str = option("decay", "decay, or dpace for weights that follow what limits acceptance.")
     distillation_weight: float = option(1.0, "Share of the loss that compares with the target's distribution.")
     muon_learning_rate: float | None = option(0.02, "Rate of Muon for matrices; 0 for AdamW alone.")
-    shard_target: bool = option(False, "Divide the target's layers among the processes, in place of a copy in each.")
     walk_rows: int = option(16, "Evaluation rows to walk in real rounds; 0 for none.")
     train_only: str | None = option(None, "head, to leave the backbone as it is.")
 

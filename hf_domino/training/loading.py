@@ -1,4 +1,4 @@
-"""The rows of a training: of its files or data sets, encoded and packed; their tokens."""
+"""The rows of a training: of its files or data sets; their tokens."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.from_target import within_window
-from hf_domino.data.packing import PackedRows
 from hf_domino.data.records import RECORD_SUFFIXES, Source, from_dataset, from_files
-from hf_domino.data.rows import count_tokens, encode_dataset, load_rows, most_frequent
+from hf_domino.data.rows import count_tokens, load_rows, most_frequent
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.draft_vocabulary import d2t_of
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -74,16 +72,6 @@ def load_training_rows(
             "Let the target write thousands (hf-domino data), or give more of its text."
         )
     return [train, evaluation]
-
-
-def encode_rows(
-    config: DominoConfig, args: DominoTrainingArguments, train: Any, evaluation: Any, tokenizer: Any
-) -> tuple[Any, Any]:
-    """Data sets of a trainer as rows: records are tokenized, and those of the training packed if that is asked for."""
-    shape = (tokenizer, min(args.max_length, config.max_position_embeddings), config.vocab_size)
-    train = encode_dataset(train, *shape, "train_dataset", args.template_kwargs)
-    evaluation = encode_dataset(evaluation, *shape, "eval_dataset", args.template_kwargs)
-    return PackedRows(train, args.max_length) if args.packing and train is not None else train, evaluation
 
 
 def say_first_tokens(drafter: DominoDraftModel) -> None:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from hf_domino._common.dtypes import fast_dtype
 
@@ -41,7 +40,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     """Muon with better polynomials for the inner matrices of a model, `torch.optim.AdamW` for everything else.
 
     Torch's Muon takes one polynomial, one matrix at a time and every matrix in every process. Here every process keeps
-    all momenta, orthogonalises its share of the matrices of a shape and gives it to the others, sharded or not.
+    all momenta, orthogonalises its share of the matrices of a shape and gives it to the others.
 
     Args:
         model (`nn.Module`): Its parameters are divided: two-dimensional ones but the embeddings go to Muon.
@@ -65,11 +64,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all parameters; gradients must be there, and sharded matrices are gathered."""
+        """Update all parameters; gradients must be there."""
         group = self.param_groups[0]
         if matrices := [matrix for matrix in group["params"] if matrix.grad is not None]:
             self._update(matrices, group)
-        # Its groups and its state are these, which schedules, sharding and checkpoints change or replace.
+        # Its groups and its state are these, which schedules and checkpoints change or replace.
         self._adamw.param_groups, self._adamw.state = self.param_groups[1:], self.state
         self._adamw.step()
 
@@ -83,12 +82,9 @@ class MuonWithAdamW(torch.optim.Optimizer):
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
         torch._foreach_mul_(matrices, 1 - group["lr"] * group["weight_decay"])
         is_wide = [matrix.shape[0] <= matrix.shape[1] for matrix in matrices]
-        whole = [update.full_tensor() if isinstance(update, DTensor) else update for update in updates]
-        wide = [update if lies else update.mT for update, lies in zip(whole, is_wide, strict=True)]
+        wide = [update if lies else update.mT for update, lies in zip(updates, is_wide, strict=True)]
         for matrix, update, lies in zip(matrices, _orthogonal(wide), is_wide, strict=True):
             found = update if lies else update.mT
-            if isinstance(matrix, DTensor):
-                found = distribute_tensor(found, matrix.device_mesh, matrix.placements, src_data_rank=None)
             matrix.add_(found, alpha=-group["lr"] * RMS_OF_ADAMW * math.sqrt(update.shape[1]))
 
 

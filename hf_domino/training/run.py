@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoTokenizer, set_seed
+from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
@@ -14,14 +17,14 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds import KINDS
 from hf_domino.target.identity import identify
-from hf_domino.target.loading import AutoTarget
+from hf_domino.target.loading import AutoTarget, place_target
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.hidden_states.command import with_states
+from hf_domino.training.hidden_states.reading import CachedRows
+from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
-from hf_domino.training.runs.resuming import alone_in_folder, delete_run, find_checkpoint
-from hf_domino.training.scale.sharding import place_target
+from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -68,8 +71,8 @@ def make_trainer(
     """The trainer of a run, and the checkpoint that it goes on from."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype)
-    if not args.shard_target:  # where it is to be divided, no device need hold it whole
-        target = place_target(target, args.device)
+    if not names.cache_hidden_states:  # from which it does not run
+        place_target(target, args.device)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     overrides = shape.overrides()
     if names.drafter is None:
@@ -91,6 +94,32 @@ def make_trainer(
     return trainer, checkpoint
 
 
+def with_states(
+    target: PreTrainedModel,
+    config: DominoConfig,
+    rows: Sequence[Any],
+    names: ModelArguments,
+    args: DominoTrainingArguments,
+) -> list[CachedRows | None]:
+    """Write the states that are missing, let rows carry theirs, and keep the target's ends alone on the device."""
+    folder, final = Path(str(names.cache_hidden_states)), args.distillation_weight > 0
+    dtype = torch.bfloat16 if args.bf16 else torch.float16
+    autocast = partial(torch.autocast, args.device.type, dtype=dtype, enabled=args.bf16 or args.fp16)
+    shard = (args.process_index, args.world_size)
+    writer = StateWriter(target, config, folder, names.cache_dtype, final, autocast, shard)
+    parts = [part for part in rows if part is not None]
+    if any(map(writer.missing, parts)):
+        place_target(target, args.device)
+    for part in parts:
+        writer.write(part, progress=args.process_index == 0)
+    args.distributed_state.wait_for_everyone()
+    if not getattr(target, "is_quantized", False):  # which stays where it was loaded
+        target.cpu()
+        for end in (target.get_input_embeddings(), target.get_output_embeddings()):
+            end.to(args.device)
+    return [None if part is None else CachedRows(part, folder, target, config, final) for part in rows]
+
+
 def check_fields(
     names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
 ) -> None:
@@ -99,9 +128,6 @@ def check_fields(
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
-    if args.shard_target and names.cache_hidden_states:
-        remedy = "Leave shard_target out: from the cache the target does not run."
-        raise refusal("shard_target with cache_hidden_states", False, True, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
         remedy = "Set eval_file too."
         raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, remedy)

@@ -23,28 +23,27 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.data.packing import PackedRows, collate_rows
+from hf_domino.data.batches import collate_rows
+from hf_domino.data.rows import encode_dataset
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target
 from hf_domino.target.identity import identify
+from hf_domino.target.loading import place_target
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter, show_less
+from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.reading import CachedRows
-from hf_domino.training.loading import encode_rows, say_first_tokens
+from hf_domino.training.loading import say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, sample_anchors
-from hf_domino.training.objective.faults import check_losses
 from hf_domino.training.objective.forward import check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.runs.checkpoints import STATE_FILE, last_checkpoint
-from hf_domino.training.runs.resuming import RUN_FILE, check_resumable, kept_of
-from hf_domino.training.scale.packing_probe import check_no_leaks
-from hf_domino.training.scale.sharding import check_finite, place_target, prepare_sharding, shard_target
+from hf_domino.training.resuming import RUN_FILE, STATE_FILE, check_resumable, kept_of, last_checkpoint
 
 LENGTHS = 8  # of rows on a GPU, where each takes memory and kernels of its own
 
@@ -61,9 +60,9 @@ class DominoTrainer(Trainer):
     Args:
         model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
-            It is moved to the training device, unless it is placed, offloaded or to be divided (`args.shard_target`).
+            It is moved to the training device, unless it is placed or offloaded.
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~data.packing.collate_rows`] with the drafter's pad token.
+        data_collator (*optional*): Defaults to [`~data.batches.collate_rows`] with the drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
             and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
             [`~training.CachedRows`] the target does not run. With a `data_collator` of your own they stay as they are.
@@ -115,16 +114,20 @@ class DominoTrainer(Trainer):
         check_target(model.config, target)
         check_causal(target)
         model.config.kind.refuse_what_it_lacks("training")
-        for feature in ("fsdp", "gradient_checkpointing"):
-            if getattr(args, feature):
-                model.config.kind.refuse_what_it_lacks(feature)
+        if args.gradient_checkpointing:
+            model.config.kind.refuse_what_it_lacks("gradient_checkpointing")
+        if args.n_gpu > 1:
+            raise refusal("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
         say_first_tokens(model)
         if data_collator is None:
             multiple = -(-args.max_length // LENGTHS) if args.is_static else 1
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)
-            train_dataset, eval_dataset = encode_rows(model.config, args, train_dataset, eval_dataset, processing_class)
-        elif args.packing:
-            raise refusal("packing with a data_collator", False, True, "Packed rows need that of the trainer.")
+            options = {
+                "tokenizer": processing_class, "max_length": min(args.max_length, model.config.max_position_embeddings),
+                "vocab_size": model.config.vocab_size, "chat_template_kwargs": args.template_kwargs,
+            }  # fmt: skip
+            train_dataset = encode_dataset(train_dataset, "train_dataset", **options)
+            eval_dataset = encode_dataset(eval_dataset, "eval_dataset", **options)
         # Of the rows that are collated next; in memory that a data loader's processes share.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
@@ -133,12 +136,10 @@ class DominoTrainer(Trainer):
             model=model.float(), args=args, data_collator=data_collator,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
-        prepare_sharding(args, self.accelerator)
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
-        self._target_identity = identify(target)  # before its weights are divided
-        target = shard_target(target, args) if args.shard_target else place_target(target, args.device)
+        place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self._losses: list[tuple[int, torch.Tensor]] = []  # of steps, to be looked at
@@ -150,23 +151,19 @@ class DominoTrainer(Trainer):
         """Train as [`~transformers.Trainer.train`] does.
 
         Raises:
-            ValueError: If the checkpoint is of another target, shape or optimizer, or the target reads over the borders
-                of packed rows.
+            ValueError: If the checkpoint is of another target, shape or optimizer.
         """
-        self._target_identity.record_in(self.drafter.config)
+        identify(self.target.model).record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
             check_resumable(checkpoint, self.drafter.config, self.args)
             notice(f"training goes on from {checkpoint}.")
-        packed = self.train_dataset if isinstance(self.train_dataset, PackedRows) else None
-        if not isinstance(packed.rows if packed else self.train_dataset, CachedRows):  # else the target does not run
+        # From cached states, the target does not run.
+        if self.args.distillation_weight and not isinstance(self.train_dataset, CachedRows):
             with self.accelerator.autocast():
-                if self.args.distillation_weight:
-                    check_final(self.target)
-            if packed:
-                check_no_leaks(self.target, packed)
+                check_final(self.target)
         self._clock = time.monotonic()
         return super().train(checkpoint, *args, **kwargs)
 
@@ -234,7 +231,7 @@ class DominoTrainer(Trainer):
             inputs["loss_mask"][max(state.remainder - self.args.process_index * size, 0) :] = 0
         inputs["anchors"] = sample_anchors(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
         with torch.no_grad():
-            losses = model(within=partial(self.objective.score, inputs))
+            losses = self.objective.score(inputs)
         self._evaluation_meter.add(losses, inputs)
         return losses.corrected / inputs["loss_weight"].clamp(min=1e-6), None, None
 
@@ -246,8 +243,8 @@ class DominoTrainer(Trainer):
         metrics["loss"] = metrics["corrected_loss"]
         if self.args.walk_rows:
             rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
-            # Inside its forward, where sharded weights are gathered: all processes walk the same rows.
-            metrics |= self.drafter(within=partial(walked_metrics, self.drafter, self.target.model, rows))
+            # All processes walk the same rows.
+            metrics |= walked_metrics(self.drafter, self.target.model, rows)
         prefix = kwargs.get("metric_key_prefix", "eval")
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
@@ -297,7 +294,7 @@ class DominoTrainer(Trainer):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the drafter; where a weight is not finite, refuse and write nothing."""
-        check_finite(self.model, self.state.global_step)
+        check_weights(self.drafter, self.state.global_step)
         super().save_model(output_dir, _internal_call)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:

@@ -12,7 +12,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.formats.loading import interpret
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.runs.resuming import check_resumable
+from hf_domino.training.resuming import check_resumable
 
 
 @pytest.fixture(params=OPTIONS)
@@ -61,17 +61,15 @@ def test_nothing_of_a_draft_is_left_in_the_cache(wide, whole, monkeypatch):
 def test_blocks_side_by_side_read_the_text(wide, drafter):
     """As in training: the text's tokens, and the drafter's own states."""
     ids = torch.randint(4, 64, (2, 20), generator=torch.Generator().manual_seed(2))
-    places = torch.tensor([[*range(12), *range(8)], [*range(20)]])  # two texts in the first row
     anchors = torch.tensor([[3, 12, 17], [1, 19, -1]])
     view, reference = TargetModel(wide, drafter.config), formula_of(drafter, wide)
-    outputs = wide(ids, position_ids=places, output_hidden_states=True, use_cache=False)
+    outputs = wide(ids, output_hidden_states=True, use_cache=False)
     states = [outputs.hidden_states[layer + 1] for layer in (0, 2)]
-    found = drafter.kind.draft_blocks(view, ids, drafter.fuse_context(states), anchors, places)
+    found = drafter.kind.draft_blocks(view, ids, drafter.fuse_context(states), anchors)
     assert found.shape == (2, 3, 4, 32)
-    for row, index in ((0, 0), (0, 2), (1, 0), (1, 1)):
+    for row, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         anchor = int(anchors[row, index])
-        start = anchor - int(places[row, anchor])
-        text = ids[row, start : anchor + 1].tolist()
+        text = ids[row, : anchor + 1].tolist()
         entries, state = reference.begin(text)
         for depth in range(4):
             torch.testing.assert_close(found[row, index, depth], state, rtol=PATHS_TOL, atol=PATHS_TOL)

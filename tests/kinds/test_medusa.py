@@ -12,7 +12,6 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.objective import Objective
-from hf_domino.training.trainer import DominoTrainer
 
 TOLERANCE = {"rtol": 1e-9, "atol": 1e-12}  # fp64 sums in another order
 
@@ -43,14 +42,13 @@ def test_a_new_drafter_proposes_what_stands_in_the_anchors_place(wide):
 
 def test_blocks_side_by_side_read_the_state_before_their_anchor(wide, drafter):
     ids = torch.randint(4, 64, (2, 20))
-    places = torch.tensor([[*range(12), *range(8)], [*range(20)]])  # two texts in the first row
     anchors = torch.tensor([[3, 12, 17], [0, 19, -1]])
     states = torch.randn(2, 20, 32, dtype=torch.float64)
     view = TargetModel(wide, drafter.config)
-    found = drafter.kind.draft_blocks(view, ids, drafter.fuse_context([states]), anchors, places)
+    found = drafter.kind.draft_blocks(view, ids, drafter.fuse_context([states]), anchors)
     for row, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         anchor = int(anchors[row, index])
-        x = torch.zeros(32).double() if places[row, anchor] == 0 else states[row, anchor - 1]
+        x = torch.zeros(32).double() if anchor == 0 else states[row, anchor - 1]
         for k, head in enumerate(drafter.heads):
             gate = head.weight @ x
             torch.testing.assert_close(found[row, index, k], x + gate * torch.sigmoid(gate), **TOLERANCE)
@@ -89,10 +87,3 @@ def test_weights_of_the_loss_fall_by_a_fifth_with_each_head(wide, drafter, tmp_p
 def test_fields_that_say_nothing_of_it_are_refused(wide, fields, message):
     with pytest.raises(ValueError, match=message):
         DominoConfig.for_target(wide.config, **({"projector_type": "medusa"} | fields))
-
-
-def test_it_is_not_sharded(wide, drafter, tmp_path):
-    arguments = DominoTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
-    arguments.fsdp = True
-    with pytest.raises(ValueError, match="the drafter's kind with fsdp must be Domino or DFlash"):
-        DominoTrainer(drafter, wide, arguments)

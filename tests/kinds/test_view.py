@@ -20,7 +20,6 @@ ANCHORS = {
     "ragged": [[3, 8, 21, 30, 38, -1, -1], [-1] * 7],
     "in any order": [[38, 2, 30, 7, -1, 19, 8], [5, -1, 5, 40, 1, 22, 9]],
 }
-STARTS = torch.tensor([[0, 0, 6, 6, 18, 18, 18], [0, 0, 0, 8, 8, 8, 8]])  # packed rows, for the increasing anchors
 WINDOWS = {
     "full": None,
     "window": {"sliding_window": 6},
@@ -31,8 +30,8 @@ BF16 = {"atol": 3e-2, "rtol": 3e-2}  # inputs of eight bits, around 1
 TOLERANCES = {torch.float64: {"atol": 1e-10, "rtol": 1e-10}, torch.float32: {"atol": 1e-5, "rtol": 1e-5}}
 
 
-def view_of(anchors, window=None, starts=None, num_context=C):
-    view = BlockView.at(torch.tensor(anchors), K, num_context, starts)
+def view_of(anchors, window=None, num_context=C):
+    view = BlockView.at(torch.tensor(anchors), K, num_context)
     if window is None:
         return view
     config = DominoConfig(block_size=K, num_hidden_layers=1, layer_types=["sliding_attention"], **window)
@@ -43,13 +42,8 @@ def view_of(anchors, window=None, starts=None, num_context=C):
 VIEWS = {
     f"{anchors}, {window}": (ANCHORS[anchors], WINDOWS[window]) for anchors in ANCHORS for window in WINDOWS
 }  # fmt: skip
-CASES = [view_of(*case) for case in VIEWS.values()] + [
-    view_of(ANCHORS["increasing"], window, STARTS) for window in WINDOWS.values()
-]
-CASES.append(view_of(ANCHORS["ragged"], num_context=0))
-EACH_VIEW = pytest.mark.parametrize(
-    "view", CASES, ids=[*VIEWS, *(f"packed, {window}" for window in WINDOWS), "no context"]
-)
+CASES = [*(view_of(*case) for case in VIEWS.values()), view_of(ANCHORS["ragged"], num_context=0)]
+EACH_VIEW = pytest.mark.parametrize("view", CASES, ids=[*VIEWS, "no context"])
 
 
 def states(view, dtype, heads=(4, 2)):
@@ -61,16 +55,15 @@ def states(view, dtype, heads=(4, 2)):
 
 
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS)
-@pytest.mark.parametrize("starts", [None, STARTS], ids=["whole", "packed"])
-def test_the_mask_against_loops(window, starts):
+def test_the_mask_against_loops(window):
     anchors = ANCHORS["increasing"]
-    mask = view_of(anchors, window, starts).mask
+    mask = view_of(anchors, window).mask
     assert mask.shape == (2, 1, 7 * K, C + 7 * K)
     for row, query, key in torch.cartesian_prod(*map(torch.arange, (2, 7 * K, C + 7 * K))).tolist():
         anchor, place = anchors[row][query // K], anchors[row][query // K] + query % K
         if key < C:
             behind = place - key
-            expected = key < anchor and (starts is None or key >= starts[row, query // K])
+            expected = key < anchor
         else:
             behind = query % K - (key - C) % K
             expected = query // K == (key - C) // K
@@ -160,8 +153,8 @@ def test_nothing_of_all_queries_and_keys_is_made():
 
 
 def test_tiles_look_at_what_is_seen_alone():
-    view = view_of(ANCHORS["increasing"], starts=STARTS)
+    view = view_of(ANCHORS["increasing"], WINDOWS["window"])
     found = [
         (tile.row, tile.blocks.start // K, tile.context.start, tile.context.stop) for tile in tiles_of(view, 3 * K)
     ]
-    assert found == [(0, 0, 0, 5), (0, 3, 6, 25), (0, 6, 18, 39), (1, 0, 0, 9), (1, 3, 8, 12), (1, 6, 8, 13)]
+    assert found == [(0, 0, 0, 6), (0, 3, 12, 25), (0, 6, 34, 39), (1, 0, 0, 9), (1, 3, 5, 12), (1, 6, 8, 13)]

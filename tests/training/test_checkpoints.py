@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_domino.training.runs.checkpoints import last_checkpoint
+from hf_domino.training.resuming import last_checkpoint
 
 
 def test_partial_checkpoints_are_skipped_with_a_word(tmp_path, caplog):

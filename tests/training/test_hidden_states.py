@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
 from hf_domino import DominoDraftModel
-from hf_domino.data.packing import PackedRows, collate_rows
+from hf_domino.data.batches import collate_rows
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
 from hf_domino.training.hidden_states.reading import CachedRows
@@ -68,17 +68,13 @@ def test_training_from_states_of_the_same_forwards_is_the_same(
     assert all(torch.equal(weight, weights[name]) for name, weight in from_states.drafter.state_dict().items())
 
 
-def test_batches_are_padded_and_packed_and_read_by_other_processes(greedy_rows, cached):
+def test_batches_are_padded_and_read_by_other_processes(greedy_rows, cached):
     rows = cached(greedy_rows, tokens_per_forward=200)
     states = [row["hidden_states"] for row in rows]
     batch = next(iter(DataLoader(rows, batch_size=3, collate_fn=collate_rows, num_workers=1)))
     for padded, expected in zip(batch["hidden_states"], states[:3], strict=True):
         assert torch.equal(padded[: len(expected)], expected)
         assert not padded[len(expected) :].any()
-    packed = PackedRows(rows, max_length=100)
-    assert max(map(len, packed.bins)) == 2
-    for bin_rows, row in zip(packed.bins, packed, strict=True):
-        assert torch.equal(row["hidden_states"], torch.cat([states[index] for index in bin_rows]))
 
 
 def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, greedy_rows, cached, tmp_path, monkeypatch):
@@ -177,8 +173,7 @@ def test_two_processes_write_and_train_as_one(recipe, tmp_path):
         fields = recipe | {"output_dir": str(tmp_path / path.stem), "cache_hidden_states": str(tmp_path / f"s{world}")}
         fields |= {"per_device_train_batch_size": 4 // world, "optim": "sgd", "max_steps": 2, "cache_dtype": "auto"}
         # Steps are large beside the tolerance.
-        fields |= {"num_anchors": 6, "learning_rate": 0.1, "distillation_weight": 0.5, "packing": True}
-        fields |= {"max_length": 64}
+        fields |= {"num_anchors": 6, "learning_rate": 0.1, "distillation_weight": 0.5}
         path.write_text(yaml.safe_dump(fields))
         command = [sys.executable, *launcher, "-m", "hf_domino.cli", "train", str(path)]
         subprocess.run(command, check=True, capture_output=True, timeout=240)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from hf_domino.data.packing import STATES
+from hf_domino.data.batches import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions
 from hf_domino.target.view import TargetModel

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.packing import STATES
+from hf_domino.data.batches import STATES
 from hf_domino.data.rows import RowCounts
 from hf_domino.training.hidden_states.folder import INDEX_FILE, StateSettings, find_rows
 
@@ -60,11 +60,6 @@ class CachedRows(Dataset):
 
     def __len__(self) -> int:
         return len(self.rows)
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens of each row, without reading any."""
-        return [end - start for _, start, end in self._places]
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_open": {}}  # maps of files are opened anew in each process

@@ -84,6 +84,15 @@ class StateWriter:
             raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
         self._autocast, self._shard, self._max_bytes = autocast, shard, max_shard_bytes
 
+    def missing(self, rows: Any) -> dict[int, tuple[int, int]]:
+        """Keys of the rows whose states the folder lacks, each with its length and place.
+
+        Args:
+            rows (`Sequence[dict]`): With `input_ids`; equal ones are one.
+        """
+        known = find_rows(self.folder)
+        return {key: (length, index) for index, (key, length) in enumerate(keys_of(rows)) if key not in known}
+
     def write(self, rows: Any, tokens_per_forward: int = 8192, progress: bool = True) -> None:
         """Run the target over the rows that are missing, this process's share of them.
 
@@ -98,9 +107,7 @@ class StateWriter:
         Raises:
             ValueError: If the disk has not enough room for them, or a state is not finite.
         """
-        known, (process, num_processes) = find_rows(self.folder), self._shard
-        # Equal rows are one; which process does a row depends on the row alone.
-        missing = {key: (length, index) for index, (key, length) in enumerate(keys_of(rows)) if key not in known}
+        missing, (process, num_processes) = self.missing(rows), self._shard
         if not missing:
             return
         settings, num_tokens = self.settings, sum(length for length, _ in missing.values())
@@ -113,6 +120,7 @@ class StateWriter:
         if settings.final:
             with self._autocast():
                 check_final(self.target)
+        # Which process does a row depends on the row alone.
         mine = {key: place for key, place in missing.items() if key % num_processes == process}
         batches: list[list[int]] = [[]]
         for key in sorted(mine, key=lambda key: (mine[key][0], key)):

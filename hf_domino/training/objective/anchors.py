@@ -29,8 +29,7 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
     what one large batch does. Rows with the same tokens draw the same.
 
     Args:
-        batch (`Mapping[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`, and
-            `position_ids` `[B, S]` where rows are packed.
+        batch (`Mapping[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`.
         num_anchors (`int`): Most anchors of a row.
         seeds (`int`): Seeds beside the row's tokens.
 
@@ -38,11 +37,9 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
         `torch.Tensor`: `[B, N]` int64 on the batch's device, increasing, filled up with `UNUSED`; N is at least 1.
     """
     rows = []
-    # Their own token and its successor are both supervised, and of one row.
+    # Their own token and its successor are both supervised.
     candidates = F.pad(batch["loss_mask"].bool(), (0, 1))
     candidates = candidates[:, :-1] & candidates[:, 1:]
-    if "position_ids" in batch:
-        candidates &= F.pad(batch["position_ids"][:, 1:] != 0, (0, 1))
     for row, ids, seen in zip(candidates.cpu(), batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True):
         digest = hashlib.sha256(repr((*seeds, *ids[seen.bool()].tolist())).encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
@@ -76,7 +73,7 @@ def block_labels(
 
     Args:
         batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`; `loss_mask` `[B, S]`, nonzero where the token is
-            supervised; `anchors` `[B, N]`; where rows are packed `position_ids` `[B, S]`: a label is of its own row.
+            supervised; `anchors` `[B, N]`.
         config (`DominoConfig`): For `block_size` and `label_offset`.
         loss_decay (`float`): Positions after which a weight has fallen to 1/e.
 
@@ -88,9 +85,5 @@ def block_labels(
     steps = torch.arange(config.block_size, device=anchors.device)  # [K]
     valid = (anchors != UNUSED)[..., None] & (positions < input_ids.shape[1]) & (steps >= offset)
     valid = valid & gather_positions(batch["loss_mask"], positions).bool()
-    if "position_ids" in batch:
-        position_ids = batch["position_ids"]
-        places = position_ids.gather(1, anchors.clamp(min=0))[..., None] + positions - anchors[..., None]
-        valid = valid & (gather_positions(position_ids, positions) == places)
     decay = torch.exp(-(steps - offset).clamp(min=0) / loss_decay)
     return gather_positions(input_ids, positions), valid * decay

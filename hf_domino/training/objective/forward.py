@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.packing import STATES
+from hf_domino.data.batches import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions, gather_positions
 from hf_domino.target.view import TargetModel
@@ -43,8 +43,7 @@ def read_target(target: TargetModel, batch: Mapping[str, torch.Tensor], final: b
     Args:
         target (`TargetModel`): The frozen target.
         batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`, with padding only on the right, where a causal
-            target cannot see it; `position_ids` `[B, S]` where rows are packed, from which Transformers makes the mask
-            that keeps them apart; or `hidden_states` `[B, S, C, H]` of [`~training.CachedRows`].
+            target cannot see it; or `hidden_states` `[B, S, C, H]` of [`~training.CachedRows`].
         final (`bool`, *optional*, defaults to `False`): Also what lm_head reads.
 
     Returns:
@@ -55,8 +54,6 @@ def read_target(target: TargetModel, batch: Mapping[str, torch.Tensor], final: b
         return TargetStates(states[:num_layers], states[num_layers] if final else None)
     input_ids = batch["input_ids"]
     capture, device = target.capture_kwargs(final=final), input_ids.device
-    if "position_ids" in batch:
-        capture["position_ids"] = batch["position_ids"].to(target.input_device)
     last: Any = 1
     if target.input_device.type == "cpu":  # for the view that a slice of the states is, lm_head copies its weights
         last = torch.tensor([input_ids.shape[1] - 1])
@@ -96,8 +93,7 @@ def draft_blocks(
     Args:
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
-        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`, `anchors` `[B, N]`, and where rows are packed
-            `position_ids` `[B, S]`, as in [`~kinds.kind.Kind.draft_blocks`].
+        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]` and `anchors` `[B, N]`.
         context_features (`torch.Tensor`, *optional*): `[B, C, H]` of the first C positions, enough to reach all
             anchors; None to draft without any context.
 
@@ -106,7 +102,7 @@ def draft_blocks(
         correction head.
     """
     input_ids, anchors = batch["input_ids"], batch["anchors"]
-    hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors, batch.get("position_ids"))
+    hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors)
     if drafter.head is None:
         return hidden, None
     # With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.

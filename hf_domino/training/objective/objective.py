@@ -1,7 +1,7 @@
 """What one batch is trained on: its labels, what the target made of it, and the losses of the blocks drafted over it.
 
-All that uses the drafter's weights is called from inside the wrapped model's forward, where data-parallel wrappers
-have gathered them: `model(within=partial(objective.score, batch))`.
+In training, all that uses the drafter's weights is called from inside the wrapped model's forward, where data-parallel
+wrappers follow it: `model(within=partial(objective.score, batch))`.
 
 Positions are scored chunk by chunk, and the gradients of a chunk are made while its logits are there: they are not
 computed again in the backward pass, which only scales what was found (as Liger's fused losses do, arXiv 2410.10989).
@@ -85,8 +85,8 @@ class Objective:
 
         Args:
             batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, what
-                [`~Objective.label`] adds, which is done here otherwise, `position_ids` `[B, S]` where rows are packed,
-                and `hidden_states` `[B, S, C, H]` where the target is not to run.
+                [`~Objective.label`] adds, which is done here otherwise, and `hidden_states` `[B, S, C, H]` where the
+                target is not to run.
             lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
                 by the published loss whatever is trained, so that trainings compare.
         """

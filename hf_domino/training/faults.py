@@ -1,10 +1,11 @@
-"""A loss that is not finite ends a training; on a GPU when a line is logged, so no step waits for it."""
+"""Losses and weights that are not finite end a training; on a GPU losses when a line is logged, so no step waits."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from torch import nn
 
 from hf_domino._common.refusal import refusal
 
@@ -21,3 +22,14 @@ def check_losses(losses: list[tuple[int, torch.Tensor]], accelerator: Any) -> No
     for (step, loss), count in zip(losses, accelerator.reduce(broken, "sum").tolist(), strict=True):
         if count:
             raise refusal(f"the loss of step {step}", "finite", loss.item(), REMEDY)
+
+
+def check_weights(model: nn.Module, step: int) -> None:
+    """Refuse weights that are not finite."""
+    weights = dict(model.named_parameters())
+    is_finite = torch.stack([weight.detach().isfinite().all() for weight in weights.values()]).tolist()
+    names = [name for name, is_right in zip(weights, is_finite, strict=True) if not is_right]
+    if names:
+        remedy = "They are not saved. Go on from an earlier checkpoint with a lower learning rate."
+        found = f"nan or inf in {', '.join(names[:3])} ({len(names)} tensors)"
+        raise refusal(f"the drafter's weights after step {step}", "finite", found, remedy)

@@ -1,7 +1,8 @@
-"""Which run a folder belongs to: whether this run may go on with it.
+"""What lets a run be stopped and gone on with: whole checkpoints, and which run a folder belongs to.
 
-A checkpoint's configuration names its target and shape, and `run.json` beside it what its optimizer keeps; these cannot
-be changed on the way.
+A trainer writes `trainer_state.json` last: a checkpoint without it is one of a run that was killed inside a save. A
+checkpoint's configuration names its target and shape, and `run.json` beside it what its optimizer keeps; these cannot be
+changed on the way.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DrafterArguments
-from hf_domino.training.runs.checkpoints import STATE_FILE, is_whole, last_checkpoint
 
-RUN_FILE, CONFIG_FILE = "run.json", "config.json"
+STATE_FILE, RUN_FILE, CONFIG_FILE = "trainer_state.json", "run.json", "config.json"
 # What the optimizer's state decides.
 KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only")
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
@@ -69,6 +70,24 @@ def find_checkpoint(args: DominoTrainingArguments, config: DominoConfig, overwri
         remedy = f"Start from its drafter, --drafter {folder} with another output_dir, or use --overwrite true."
         raise refusal(f"{folder}, which holds a finished run,", "with checkpoints", "none", remedy)
     return checkpoint
+
+
+def last_checkpoint(output_dir: str | Path) -> str | None:
+    """The newest whole checkpoint in a folder, which need not exist; those that are not are skipped with a word."""
+    steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in Path(output_dir).glob("*-*")}
+    found = sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: -int(steps[path]))
+    if partial := [path.name for path in found if not is_whole(path)]:
+        notice(f"{output_dir}: unfinished {', '.join(partial)} of a run that was killed is left out.")
+    return next((str(path) for path in found if is_whole(path)), None)
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether all of a checkpoint, or of a finished run, was written: its state is, which comes last."""
+    try:
+        json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def delete_run(args: DominoTrainingArguments) -> None:

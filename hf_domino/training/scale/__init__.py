@@ -1,1 +1,0 @@
-"""Where weights lie and what they take: sharded or placed targets, packed rows, an estimate before a run."""

@@ -239,8 +239,8 @@ def _windowed_view(config: DominoConfig, view: BlockView) -> BlockView:
     """The view of blocks side by side, within windows."""
     steps = torch.arange(view.block_size, device=view.ends.device)  # [K]
     reach = view.ends[..., None] + steps - (config.sliding_window or 0) + 1  # [B, N, K]
-    inside = _inside(config, steps[None], steps[None])[0, 0]  # [K, K]
-    return replace(view, firsts=torch.maximum(view.firsts, reach), inside=inside & view.inside)
+    inside = _inside(config, steps[None], steps[None])  # [1, 1, K, K]
+    return replace(view, firsts=reach.clamp(min=0), inside=inside[0, 0])
 
 
 def _inside(config: DominoConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

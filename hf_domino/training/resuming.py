@@ -1,8 +1,8 @@
 """What lets a run be stopped and gone on with: whole checkpoints, and which run a folder belongs to.
 
 A trainer writes `trainer_state.json` last: a checkpoint without it is one of a run that was killed inside a save. A
-checkpoint's configuration names its target and shape, and `run.json` beside it what its optimizer keeps; these cannot be
-changed on the way.
+checkpoint's configuration names its target and shape, and `run.json` beside it what its optimizer keeps; these cannot
+be changed on the way.
 """
 
 from __future__ import annotations

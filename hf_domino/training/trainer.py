@@ -23,8 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.data.batches import collate_rows
-from hf_domino.data.rows import encode_dataset
+from hf_domino.data.rows import collate_rows, encode_dataset
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target
 from hf_domino.target.identity import identify
@@ -62,7 +61,7 @@ class DominoTrainer(Trainer):
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
             It is moved to the training device, unless it is placed or offloaded.
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~data.batches.collate_rows`] with the drafter's pad token.
+        data_collator (*optional*): Defaults to [`~data.rows.collate_rows`] with the drafter's pad token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
             and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
             [`~training.CachedRows`] the target does not run. With a `data_collator` of your own they stay as they are.
@@ -182,6 +181,11 @@ class DominoTrainer(Trainer):
         if rate is not None and self.optimizer is None:
             self.optimizer = MuonWithAdamW(self.drafter, rate, self.args.learning_rate, self.args.weight_decay)
         return super().create_optimizer(*args, **kwargs)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        """Order rows as asked; for their lengths, no hidden states are read."""
+        rows = train_dataset or self.train_dataset
+        return super()._get_train_sampler(rows.rows if isinstance(rows, CachedRows) else rows)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device

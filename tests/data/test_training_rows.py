@@ -13,8 +13,7 @@ import torch
 from chats import chat_tokenizer, texts_of_row, write_lines
 
 from hf_domino.data import records
-from hf_domino.data.batches import collate_rows
-from hf_domino.data.rows import RowCounts, RowDataset, encode_dataset, load_rows
+from hf_domino.data.rows import RowCounts, RowDataset, collate_rows, encode_dataset, load_rows
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"

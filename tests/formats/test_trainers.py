@@ -245,12 +245,12 @@ def test_the_last_layers_state_is_read_after_the_final_norm(tiny_qwen3, last_lay
     ids = torch.arange(4, 14)[None]
     expected = tiny_qwen3.model(ids, output_hidden_states=True).hidden_states
     target = TargetModel(tiny_qwen3, last_layer_too.config)
-    found = read_target(target, {"input_ids": ids}, final=True)
+    captured, final = read_target(target, {"input_ids": ids}, final=True)
     assert torch.equal(expected[4], tiny_qwen3.model(ids).last_hidden_state)
-    for states in (target.captured(tiny_qwen3(ids, **target.capture_kwargs())), found.captured):
+    for states in (target.captured(tiny_qwen3(ids, **target.capture_kwargs())), captured):
         assert torch.equal(states[0], expected[2])
         assert torch.equal(states[1], expected[4])
-    assert torch.equal(found.final, expected[4])
+    assert torch.equal(final, expected[4])
     seen, fuse = [], last_layer_too.fuse_context
 
     def fuse_context(states):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from hf_domino.data.batches import collate_rows
+from hf_domino.data.rows import collate_rows
 from hf_domino.kinds.view import UNUSED
 from hf_domino.training.objective.anchors import sample_anchors
 

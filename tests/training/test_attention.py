@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from hf_domino.data.batches import collate_rows
+from hf_domino.data.rows import collate_rows
 from hf_domino.kinds import side_by_side
 from hf_domino.training.objective.anchors import sample_anchors
 

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch.utils.data import DataLoader
 
 from hf_domino import DominoDraftModel
-from hf_domino.data.batches import collate_rows
+from hf_domino.data.rows import collate_rows
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
 from hf_domino.training.hidden_states.reading import CachedRows

@@ -17,7 +17,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.batches import STATES
+from hf_domino.data.rows import STATES
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.timing import generate_timed

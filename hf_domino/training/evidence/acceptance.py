@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from hf_domino.data.batches import STATES
+from hf_domino.data.rows import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions
 from hf_domino.target.view import TargetModel
@@ -92,7 +92,7 @@ def accept_lengths(
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors.expand(2, -1)
-    features = drafter.fuse_context(read_target(target, batch).captured) if sees_context else None
+    features = drafter.fuse_context(read_target(target, batch)[0]) if sees_context else None
     is_corrected, lengths = corrected_positions(config, anchors.device), []
     penalty = target.model.generation_config.repetition_penalty
     for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):

@@ -66,13 +66,10 @@ class StateSettings:
             remedy = START_AGAIN.format(folder=folder)
             raise refusal(str(path), "the index of hidden states", str(error), remedy) from error
 
-    def check_serves(
-        self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel | None = None
-    ) -> None:
-        """Refuse a folder with these settings for what a drafter reads, of a target that may be known."""
+    def check_serves(self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel) -> None:
+        """Refuse a folder with these settings for what a drafter reads of a target."""
         remedy, layer_ids = START_AGAIN.format(folder=folder), tuple(config.target_layer_ids or ())
-        if target is not None:
-            check_same(self.target, identify(target), str(folder), remedy)
+        check_same(self.target, identify(target), str(folder), remedy)
         if self.layer_ids != layer_ids:
             made = f"{list(self.layer_ids)}, those of the states in {folder}"
             raise refusal("the drafter's target_layer_ids", made, list(layer_ids), remedy)

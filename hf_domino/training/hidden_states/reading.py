@@ -16,8 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.batches import STATES
-from hf_domino.data.rows import RowCounts
+from hf_domino.data.rows import STATES, RowCounts
 from hf_domino.training.hidden_states.folder import INDEX_FILE, StateSettings, find_rows
 
 
@@ -27,7 +26,7 @@ class CachedRows(Dataset):
     Args:
         rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`.
         folder (`str` or `Path`): Where [`StateWriter`] wrote them.
-        target (`PreTrainedModel`): The target, or its embeddings and lm_head.
+        target (`PreTrainedModel`): The target.
         config (`DominoConfig`): Of the drafter that is to read them.
         final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed.
 

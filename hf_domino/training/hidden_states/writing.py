@@ -146,8 +146,8 @@ class StateWriter:
         # What fills up is never seen: it is on the right, and the target is causal.
         padded = pad_sequence(ids, batch_first=True).to(self.target.input_device)
         with self._autocast():
-            read = read_target(self.target, {"input_ids": padded}, final=self.settings.final)
-        parts = (*read.captured, *(() if read.final is None else (read.final,)))
+            captured, final = read_target(self.target, {"input_ids": padded}, final=self.settings.final)
+        parts = captured if final is None else (*captured, final)
         kept = torch.stack([part.to(dtype_of(self.settings.dtype)) for part in parts], dim=2).cpu()
         states = [row[: len(text)] for row, text in zip(kept, ids, strict=True)]
         if not all(torch.isfinite(row).all() for row in states):  # a training from them would fail far from the cause

@@ -8,36 +8,26 @@ Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden siz
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.batches import STATES
+from hf_domino.data.rows import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions, gather_positions
-from hf_domino.target.view import TargetModel
+from hf_domino.target.view import Captured, TargetModel
 
 # Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.
 SAME_LOGITS_TOL = 0.05
 PROBED_TOKENS = 8  # the first ones of the vocabulary
 
 
-class TargetStates(NamedTuple):
-    """What is read of the target over a batch.
-
-    Args:
-        captured (`tuple[torch.Tensor, ...]`): Hidden states of the captured layers, each `[B, S, H]`.
-        final (`torch.Tensor`, *optional*): The last hidden state `[B, S, H]`, which lm_head reads.
-    """
-
-    captured: tuple[torch.Tensor, ...]
-    final: torch.Tensor | None = None
-
-
 @torch.no_grad()
-def read_target(target: TargetModel, batch: Mapping[str, torch.Tensor], final: bool = False) -> TargetStates:
+def read_target(
+    target: TargetModel, batch: Mapping[str, torch.Tensor], final: bool = False
+) -> tuple[Captured, torch.Tensor | None]:
     """What the drafter reads of a batch: the hidden states that it carries, or those of a forward over it.
 
     Args:
@@ -47,11 +37,12 @@ def read_target(target: TargetModel, batch: Mapping[str, torch.Tensor], final: b
         final (`bool`, *optional*, defaults to `False`): Also what lm_head reads.
 
     Returns:
-        `TargetStates`: Hidden states, on the device of `input_ids`.
+        `tuple`: Hidden states of the captured layers, each `[B, S, H]`, and the last one `[B, S, H]` or None, on the
+        device of `input_ids`.
     """
     if STATES in batch:
         states, num_layers = batch[STATES].unbind(dim=2), len(target.layer_ids)
-        return TargetStates(states[:num_layers], states[num_layers] if final else None)
+        return states[:num_layers], states[num_layers] if final else None
     input_ids = batch["input_ids"]
     capture, device = target.capture_kwargs(final=final), input_ids.device
     last: Any = 1
@@ -60,7 +51,7 @@ def read_target(target: TargetModel, batch: Mapping[str, torch.Tensor], final: b
     outputs = target.model(input_ids=input_ids.to(target.input_device), use_cache=False, logits_to_keep=last, **capture)
     # Layers of a dispatched target lie on several devices.
     captured = tuple(states.to(device) for states in target.captured(outputs))
-    return TargetStates(captured, outputs.hidden_states[-1].to(device) if final else None)
+    return captured, outputs.hidden_states[-1].to(device) if final else None
 
 
 @torch.no_grad()

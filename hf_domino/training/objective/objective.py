@@ -95,13 +95,12 @@ class Objective:
         drafter, anchors, config = self.drafter, batch["anchors"], self.drafter.config
         learns = lambda_base is not None and self.args.distillation_weight > 0
         with self._autocast():
-            read = read_target(self.target, batch, final=learns)
-            hidden, states = draft_blocks(drafter, self.target, batch, drafter.fuse_context(read.captured))
-            final = None
-            if read.final is not None:  # from which the target predicts the labels; of any position without a label
+            captured, final = read_target(self.target, batch, final=learns)
+            hidden, states = draft_blocks(drafter, self.target, batch, drafter.fuse_context(captured))
+            if final is not None:  # from which the target predicts the labels; of any position without a label
                 positions = block_positions(anchors, config.block_size) - config.label_offset
                 rows = torch.arange(len(anchors), device=anchors.device)[:, None, None]
-                final = read.final[rows, positions.clamp(0, read.final.shape[1] - 1)]
+                final = final[rows, positions.clamp(0, final.shape[1] - 1)]
             of_blocks = (hidden, states, batch["columns"], batch["weights"], final)
             flat: list[Any] = [None if part is None else part.flatten(0, 1) for part in of_blocks]  # [B * N, ...]
             return self._score_in_chunks(ScoredBlocks(*flat), lambda_base)

@@ -23,7 +23,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.data.rows import collate_rows, encode_dataset
+from hf_domino.data.rows import encode_dataset
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target
 from hf_domino.target.identity import identify
@@ -37,7 +37,7 @@ from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.loading import say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
-from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, sample_anchors
+from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors
 from hf_domino.training.objective.forward import check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
@@ -61,7 +61,8 @@ class DominoTrainer(Trainer):
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
             It is moved to the training device, unless it is placed or offloaded.
         args (`DominoTrainingArguments`): Training arguments.
-        data_collator (*optional*): Defaults to [`~data.rows.collate_rows`] with the drafter's pad token.
+        data_collator (*optional*): Defaults to [`~training.objective.anchors.collate_rows`] with the drafter's pad
+            token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
             and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
             [`~training.CachedRows`] the target does not run. With a `data_collator` of your own they stay as they are.

@@ -9,11 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
 from chats import chat_tokenizer, texts_of_row, write_lines
 
 from hf_domino.data import records
-from hf_domino.data.rows import RowCounts, RowDataset, collate_rows, encode_dataset, load_rows
+from hf_domino.data.rows import RowCounts, RowDataset, encode_dataset, load_rows
 
 PLAIN_TEMPLATE = (
     "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"
@@ -134,16 +133,6 @@ def test_rows_without_an_anchor_are_left_out_and_counted(caplog):
     assert not caplog.records
     with pytest.raises(ValueError, match="none in 0 rows"):
         RowDataset([])
-
-
-def test_collated_rows_are_padded_on_the_right():
-    batch = collate_rows([{"input_ids": [4, 5], "loss_mask": [0, 1]}, {"input_ids": [6], "loss_mask": [1]}], 2)
-    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
-    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
-        "input_ids": [[4, 5], [6, 2]], "loss_mask": [[0, 1], [1, 0]], "attention_mask": [[1, 1], [1, 0]]
-    }  # fmt: skip
-    with pytest.raises(ValueError, match="rows must have `input_ids` and `loss_mask`, got `messages`"):
-        collate_rows([{"messages": MESSAGES}])
 
 
 # --- rows on disk: written once, read memory-mapped, known again by all that decides what they are --------------------

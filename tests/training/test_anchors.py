@@ -1,12 +1,12 @@
-"""Anchors: where a loss is carried twice in a row, the same for a row wherever it lies, others in each epoch."""
+"""Batches and their anchors: where a loss is carried twice in a row, the same for a row anywhere, others in each epoch."""
 
 from __future__ import annotations
 
+import pytest
 import torch
 
-from hf_domino.data.rows import collate_rows
 from hf_domino.kinds.view import UNUSED
-from hf_domino.training.objective.anchors import sample_anchors
+from hf_domino.training.objective.anchors import collate_rows, sample_anchors
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])
 INPUT_IDS = torch.arange(24).view(2, 12) + 100
@@ -24,6 +24,16 @@ def test_sampled_anchors_are_supervised_with_their_successor():
     assert set(some) < {2, 3, 7, 8, 9, 10}
     none = torch.tensor([[0, 1, 0], [1, 0, 1]])
     assert sample_anchors(batch(none, INPUT_IDS[:, :3]), 4, 0).tolist() == [[UNUSED], [UNUSED]]
+
+
+def test_collated_rows_are_padded_on_the_right():
+    batch = collate_rows([{"input_ids": [4, 5], "loss_mask": [0, 1]}, {"input_ids": [6], "loss_mask": [1]}], 2)
+    assert {tensor.dtype for tensor in batch.values()} == {torch.int64}
+    assert {name: tensor.tolist() for name, tensor in batch.items()} == {
+        "input_ids": [[4, 5], [6, 2]], "loss_mask": [[0, 1], [1, 0]], "attention_mask": [[1, 1], [1, 0]]
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="rows must have `input_ids` and `loss_mask`, got `messages`"):
+        collate_rows([{"messages": []}])
 
 
 def test_a_row_draws_the_same_in_any_batch_at_any_place():

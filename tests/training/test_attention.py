@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from hf_domino.data.rows import collate_rows
 from hf_domino.kinds import side_by_side
-from hf_domino.training.objective.anchors import sample_anchors
+from hf_domino.training.objective.anchors import collate_rows, sample_anchors
 
 KINDS = [
     {},

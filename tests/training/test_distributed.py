@@ -108,7 +108,12 @@ def test_two_processes_equal_one(fields, tolerance, tmp_path):
         assert found[name] == pytest.approx(metrics[name], rel=5 * tolerance["rtol"])
 
 
-def test_sharding_is_refused(tmp_path, monkeypatch):
+def test_what_one_process_does_not_do_is_refused(
+    target, make_drafter, make_trainer, greedy_rows, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(DominoTrainingArguments, "n_gpu", 2)
+    with pytest.raises(ValueError, match="n_gpu must be at most 1 per process, got 2. Use torchrun"):
+        make_trainer(make_drafter(target), greedy_rows)
     with pytest.raises(ValueError, match="fsdp must be left out, got 'full_shard'"):
         DominoTrainingArguments(str(tmp_path), fsdp="full_shard")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # by a configuration of accelerate's

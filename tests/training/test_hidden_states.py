@@ -14,13 +14,16 @@ import torch
 import yaml
 from safetensors.torch import save_file
 from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hf_domino import DominoDraftModel
-from hf_domino.data.rows import collate_rows
+from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.data.rows import load_rows
+from hf_domino.target.identity import identify
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
 from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
+from hf_domino.training.objective.anchors import collate_rows
 
 METRICS = ("loss", "base_loss", "corrected_loss", "acceptance_length", "eval_loss", "eval_walked_acceptance_length")
 
@@ -75,6 +78,13 @@ def test_batches_are_padded_and_read_by_other_processes(greedy_rows, cached):
     for padded, expected in zip(batch["hidden_states"], states[:3], strict=True):
         assert torch.equal(padded[: len(expected)], expected)
         assert not padded[len(expected) :].any()
+
+
+def test_no_states_are_read_for_the_order_of_rows(target, make_drafter, make_trainer, greedy_rows, cached, monkeypatch):
+    rows = cached(greedy_rows)
+    trainer = make_trainer(make_drafter(target), rows, train_sampling_strategy="group_by_length")
+    monkeypatch.setattr(CachedRows, "__getitem__", lambda *args: pytest.fail("states were read"))
+    assert sorted(trainer.get_train_dataloader().batch_sampler.sampler) == list(range(len(rows)))
 
 
 def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, greedy_rows, cached, tmp_path, monkeypatch):
@@ -163,6 +173,19 @@ def test_the_command_writes_them_once(recipe, train, saved_pair, tmp_path, monke
     monkeypatch.setattr(folders, "save_file", lambda *args: pytest.fail("states were written again"))
     (tmp_path / "states" / "index.json").write_text(json.dumps(settings | {"target_files": "of older versions"}))
     assert train(recipe, "--max_steps", "5") == 0
+
+
+def test_a_target_in_several_places_writes_for_the_command(recipe, train, saved_pair, tmp_path, monkeypatch):
+    tokenizer = AutoTokenizer.from_pretrained(saved_pair[0])
+    modules = {"model.embed_tokens": "cpu", "model.norm": "cpu", "model.rotary_emb": "cpu", "lm_head": "cpu"}
+    places = modules | {f"model.layers.{index}": ("cpu", "disk")[index % 2] for index in range(4)}
+    target = AutoModelForCausalLM.from_pretrained(saved_pair[0], device_map=places)
+    assert identify(target).weights_digest == "offloaded"
+    config = DominoConfig.for_target(target.config, tokenizer)
+    rows = load_rows(recipe["train_file"], tokenizer)
+    StateWriter(target, config, tmp_path / "states", final=True).write(rows, progress=False)
+    monkeypatch.setattr(type(target), "forward", lambda *args, **inputs: pytest.fail("the target ran"))
+    assert train(recipe | {"cache_hidden_states": str(tmp_path / "states"), "distillation_weight": 1.0}) == 0
 
 
 @pytest.mark.slow

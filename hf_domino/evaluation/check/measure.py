@@ -17,7 +17,6 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.rows import STATES
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.timing import generate_timed
@@ -26,6 +25,7 @@ from hf_domino.evaluation.check.prompts import Prompt
 from hf_domino.evaluation.prepared import GREEDY, prepared
 from hf_domino.target.view import TargetModel, input_device
 from hf_domino.training.evidence.acceptance import accept_lengths
+from hf_domino.training.objective.forward import STATES
 
 # Names of the variants; the first two are followed by the value.
 LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="

@@ -15,13 +15,12 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from hf_domino.data.rows import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.forward import draft_blocks, read_target
+from hf_domino.training.objective.forward import STATES, draft_blocks, read_target
 from hf_domino.training.objective.losses import corrected_positions, draft_logits
 
 ANCHORS_PER_FORWARD = 64

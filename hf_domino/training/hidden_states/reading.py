@@ -16,8 +16,9 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
-from hf_domino.data.rows import STATES, RowCounts
+from hf_domino.data.rows import RowCounts
 from hf_domino.training.hidden_states.folder import INDEX_FILE, StateSettings, find_rows
+from hf_domino.training.objective.forward import STATES
 
 
 class CachedRows(Dataset):

@@ -1,15 +1,15 @@
-"""Anchors and labels of a training batch: which blocks are trained, and on what.
+"""Batches of rows, their anchors and labels: which blocks are trained, and on what.
 
 Many anchors of a sequence are trained side by side, each scored on the tokens that its block would propose (arXiv
 2605.29707, 2602.06036).
 
-Shapes: B batch, S sequence length, N blocks per row, K block size.
+Shapes: B batch, S sequence length, C hidden states kept per token, H hidden size, N blocks per row, K block size.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.kinds.view import UNUSED, block_positions, gather_positions
+from hf_domino.training.objective.forward import STATES
 
 TRAINING_STREAM, EVALUATION_STREAM = range(2)  # keep apart what is drawn for one use and another
 
@@ -49,6 +50,36 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
     anchors = pad_sequence(rows, batch_first=True, padding_value=UNUSED)
     anchors = anchors if anchors.shape[1] else anchors.new_full((len(rows), 1), UNUSED)
     return anchors.to(batch["input_ids"].device)
+
+
+def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:
+    """Pad rows on the right to a length S that is a multiple.
+
+    Returns:
+        `dict[str, torch.Tensor]`: `input_ids`, `loss_mask` and `attention_mask`, `[B, S]` int64; of rows that carry
+        them `hidden_states` `[B, S, C, H]`, too.
+
+    Raises:
+        ValueError: If they are not such rows, but records of text from a dataset without length.
+    """
+    if "loss_mask" not in rows[0]:
+        fields = ", ".join(f"`{field}`" for field in rows[0])
+        raise ValueError(f"rows must have `input_ids` and `loss_mask`, got {fields}: load them with load_rows.")
+    names = ("input_ids", "loss_mask")
+    columns = {name: [torch.as_tensor(row[name], dtype=torch.int64) for row in rows] for name in names}
+    columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
+    if STATES in rows[0]:
+        columns[STATES] = [row[STATES] for row in rows]
+    return {
+        name: _padded(values, multiple, pad_token_id if name == "input_ids" else 0) for name, values in columns.items()
+    }
+
+
+def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor:
+    """Stack rows `[S, ...]` of several lengths, padded on the right to a multiple."""
+    padded = pad_sequence(rows, batch_first=True, padding_value=value)
+    spare = -padded.shape[1] % multiple
+    return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value) if spare else padded
 
 
 def collate_and_draw(

@@ -2,7 +2,8 @@
 
 The target runs once over the sequences; the drafter then drafts every block, and its head reads the true tokens.
 
-Shapes: B batch, S sequence length, N blocks per row, K block size, H hidden size, G width of a head's state.
+Shapes: B batch, S sequence length, C hidden states kept per token, N blocks per row, K block size, H hidden size,
+G width of a head's state.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import torch
 import torch.nn.functional as F
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.rows import STATES
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds.view import block_positions, gather_positions
 from hf_domino.target.view import Captured, TargetModel
 
+STATES = "hidden_states"  # of rows that carry the target's, `[S, C, H]`
 # Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.
 SAME_LOGITS_TOL = 0.05
 PROBED_TOKENS = 8  # the first ones of the vocabulary

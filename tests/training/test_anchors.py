@@ -1,4 +1,4 @@
-"""Batches and their anchors: where a loss is carried twice in a row, the same for a row anywhere, others in each epoch."""
+"""Batches, and anchors where a loss is carried twice in a row: the same for a row anywhere, others in each epoch."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ LACKS = {
         ("--block-size", "3"): "block_size",
         ("--projector-type", "domino"): "the drafter of a new head",
         ("--train-only", "head"): "train_only",
-        ("--gradient-checkpointing", "true"): "gradient_checkpointing",
+        ("--gradient-checkpointing", "true"): "the drafter's kind with gradient_checkpointing",
         ("--start-from-target", "true"): "start_from_target",
     },
     "eagle3": {("--start-from-target", "true"): "start_from_target"},

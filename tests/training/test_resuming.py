@@ -126,6 +126,8 @@ def test_the_class_says_where_it_goes_on_and_refuses_the_same(
     fields = {"max_steps": 2, "save_strategy": "steps", "save_steps": 2}
     make_trainer(copy.deepcopy(drafter), greedy_rows, **fields).train()
     assert TargetIdentity.recorded_in(drafter.config) is None
+    saved = DominoDraftModel.from_pretrained(f"{folder}/checkpoint-2")
+    assert TargetIdentity.recorded_in(saved.config) == identify(target)
     fields["max_steps"] = 3
     make_trainer(copy.deepcopy(drafter), greedy_rows[:7], **fields, num_anchors=5).train(f"{folder}/checkpoint-2")
     assert f"training goes on from {folder}/checkpoint-2." in caplog.text

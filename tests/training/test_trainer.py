@@ -17,7 +17,7 @@ ACCUMULATION_TOL = {"rtol": 1e-4, "atol": 1e-6}
 
 
 PLAIN_TEMPLATE = (
-    "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"
+    "{% for m in messages %}{{ tag }} {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"
     "{% if add_generation_prompt %}t9 t11 {% endif %}"
 )
 NAMES = ("loss", "base_loss", "corrected_loss", "lambda_base")
@@ -185,6 +185,7 @@ def test_records_with_text_are_tokenized(target, make_drafter, word_tokenizer, t
     rows = [{"messages": chat}, {"prompt": "t4", "completion": "t5 t6"}]
     evaluation = {"chat": rows[:1], "text": [{"text": "t4 t5 t6 t7"}]}
     args = DominoTrainingArguments(str(tmp_path), max_steps=1, use_cpu=True, report_to="none", max_length=9)
+    args.chat_template_kwargs = {"tag": "t9"}
     build = partial(DominoTrainer, make_drafter(target), target, args, eval_dataset=evaluation)
     trainer = build(train_dataset=rows, processing_class=tokenizer)
     assert list(trainer.train_dataset) == [

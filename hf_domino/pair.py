@@ -177,4 +177,6 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
             # An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
             said = {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}
         prompts.append(record | prompt.tools | said)
+    if not prompts:
+        raise ValueError(f"--prompts must hold at least one prompt, got none in {path}.")
     return prompts

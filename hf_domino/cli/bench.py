@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import fields
-from pathlib import Path
 
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
 from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, ROWS, TEXTS, BenchOptions
 
-DEFAULT_ROWS = Path("results.jsonl")  # where no other file is named
 EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
@@ -32,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
-    options.rows = options.rows or DEFAULT_ROWS
     options.device = options.device or default_device()
     options.drafter = tuple(options.drafter or ())
     asked = BenchOptions(**{option.name: getattr(options, option.name) for option in fields(BenchOptions)})

@@ -56,19 +56,18 @@ def run(options: argparse.Namespace) -> int:
 
     Of a server 1 where texts differ in fp32, or rounds are more than ours.
     """
-    from hf_domino.evaluation.benchmark.prompts import read_batches
-    from hf_domino.pair import PROMPTS
+    from hf_domino.pair import PROMPTS, read_prompts
 
     if options.vllm:
         signal.signal(signal.SIGTERM, _leave)  # so that the server ends with us
         options.dtype = options.dtype or "float32"
     num_prompts = options.num_prompts or (50 if options.vllm else 12)
     # A wrong file is refused before models are loaded.
-    prompts = options.prompts and read_batches(options.prompts, num_prompts, num_prompts)[0]
+    prompts = options.prompts and read_prompts(options.prompts)
     pair = load_models(options)
     if prompts is None and (own := pair.folder / PROMPTS).is_file():
-        prompts = read_batches(own, num_prompts, num_prompts)[0]
-    return (_check_server if options.vllm else _check_fit)(options, pair, prompts)
+        prompts = read_prompts(own)
+    return (_check_server if options.vllm else _check_fit)(options, pair, prompts and prompts[:num_prompts])
 
 
 def _check_fit(options: argparse.Namespace, pair: Pair, prompts: list[dict] | None) -> int:

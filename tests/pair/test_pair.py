@@ -94,6 +94,9 @@ def test_what_holds_no_prompt_is_refused_with_its_place(line, message, tmp_path)
     path.write_bytes(b'{"text": "a"}\n' + line)
     with pytest.raises(ValueError, match=re.escape(f"{path}, {message}")):
         read_prompts(path)
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match="--prompts must hold at least one prompt, got none in"):
+        read_prompts(path)
 
 
 @pytest.mark.parametrize("device", ["nonsense", *([] if torch.cuda.is_available() else ["cuda:1"])])

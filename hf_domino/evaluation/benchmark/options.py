@@ -81,10 +81,10 @@ class BenchOptions:
     repeats: int = _option(3, MEASURED, "timed runs per prompt and method; the median counts", type=int)
     temperature: float = _option(0.7, MEASURED, "temperature of the sampled half; 0 for greedy only", type=float)
     seed: int = _option(0, MEASURED, "seed of the sampled half", type=int)
-    rows: Path | None = _option(  # noqa: RUF009
-        None,
+    rows: Path = _option(  # noqa: RUF009
+        Path("results.jsonl"),
         ROWS,
-        "where rows are written; of a run that was broken off, those that are missing (default: results.jsonl)",
+        "where rows are written; of a run that was broken off, those that are missing",
         type=Path,
     )
     overwrite: bool = _option(False, ROWS, "measure anew where --rows exists", action="store_true")

@@ -5,18 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
-
-from hf_domino.pair import read_prompts
-
-
-def read_batches(path: Path, num_prompts: int, batch_size: int) -> list[list[dict[str, Any]]]:
-    """Read the first prompts of a file, in batches of which the last may be smaller."""
-    prompts = read_prompts(path)[:num_prompts]
-    if not prompts:
-        raise ValueError(f"--prompts must hold at least one prompt, got none in {path}.")
-    return [prompts[start : start + batch_size] for start in range(0, len(prompts), batch_size)]
 
 
 def encode(tokenizer: Any, batch: Sequence[dict[str, Any]]) -> Any:

@@ -3,53 +3,29 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.whole_files import check_writable, write_whole
-from hf_domino.evaluation.benchmark.measure import WARM_UP_TOKENS, WARM_UPS, Bench
+from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
 from hf_domino.evaluation.benchmark.options import BenchOptions, keeps_seed
-from hf_domino.evaluation.benchmark.prompts import read_batches
 from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
-from hf_domino.pair import PROMPTS, Pair, check_device, find_pair, load_pair
+from hf_domino.pair import PROMPTS, Pair, check_device, find_pair, load_pair, read_prompts
 
 EXACT_DTYPE = "float32"  # in which greedy output must equal plain generation's
 
 
 def benchmark(options: BenchOptions) -> list[Row]:
-    """Measure every way to generate that the options ask for, in one process, and return a row a prompt and method.
-
-    Rows are written to `options.rows` a batch at a time, if it is given; those of the same run that are there stay.
-    `summary.summarize` and `report.results_table` say what they hold.
-
-    Args:
-        options ([`BenchOptions`]): What to measure, on which texts.
-
-    Raises:
-        ValueError: If the options do not fit one another, the models or the rows that are there.
-
-    Example:
-    ```python
-    >>> from hf_domino.evaluation.benchmark.report import plain_label
-    >>> from hf_domino.evaluation.benchmark.run import BenchOptions, benchmark
-    >>> options = BenchOptions(methods=("domino",), num_prompts=1, max_new_tokens=8, repeats=1, temperature=0.0)
-    >>> [(plain_label(row["method"]), row["equals_plain"]) for row in benchmark(options)]  # of the bundled pair
-    [('plain generate', True), ('Domino, whole blocks', True)]
-
-    ```
-    """
+    """Measure every way to generate that the options ask for, in one process, and return a row a prompt and method."""
+    # Rows are written a batch at a time; those of the same run that are there stay.
     check_device(options.device)
-    path = options.rows
-    if path is not None:
-        check_writable(path.parent, "the folder of --rows")
+    check_writable(options.rows.parent, "the folder of --rows")
     drafter, *others = options.drafter or (None,)
     pair = load_pair(
         options.target,
@@ -61,35 +37,25 @@ def benchmark(options: BenchOptions) -> list[Row]:
         is_drafted=options.needs_drafter,
     )
     methods, skipped = choose_methods(pair, options)
-    batches = read_batches(prompts_of(pair, options.prompts), options.num_prompts, options.batch_size)
+    prompts, size = read_prompts(prompts_of(pair, options.prompts))[: options.num_prompts], options.batch_size
+    batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     bench, origin = Bench(pair, methods, options), origin_of(options, pair, methods)
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
-    kept = [] if path is None or options.overwrite else finished(path, origin, todo, options.temperature)
+    kept = [] if options.overwrite else finished(options.rows, origin, todo, options.temperature)
     rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
-    if path is not None:
-        write_whole(path, to_lines(rows))
+    write_whole(options.rows, to_lines(rows))
     for done in {(row["mode"], row["prompt"]) for row in kept}:
         del todo[done]
-    _warm_up(bench, batches[0], len(todo))
+    names = ", ".join(map(plain_label, methods))
+    print(f"methods: {names}; texts of each: {len(todo)}, repeats: {options.repeats}", file=sys.stderr)
+    if todo:
+        bench.warm_up(batches[0])
     for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
         found = [row | origin for row in bench.measure(mode, index, batch)]
         rows += found
-        if path is not None:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(to_lines(found))
+        with options.rows.open("a", encoding="utf-8") as file:
+            file.write(to_lines(found))
     return rows
-
-
-def _warm_up(bench: Bench, batch: Sequence[dict], num_texts: int) -> None:
-    """Run every method before it is timed, and say on stderr how long the rest will take."""
-    options, names = bench.options, ", ".join(map(plain_label, bench.methods))
-    print(f"methods: {names}; texts of each: {num_texts}, repeats: {options.repeats}", file=sys.stderr)
-    if num_texts:
-        start = time.perf_counter()
-        bench.warm_up(batch)
-        warm = WARM_UPS * len(bench.modes) * min(WARM_UP_TOKENS / options.max_new_tokens, 1)  # texts of each method
-        seconds = (time.perf_counter() - start) / warm * num_texts * options.repeats
-        print(f"this takes about {timedelta(seconds=round(seconds))} (h:mm:ss), by the first prompt", file=sys.stderr)
 
 
 def prompts_of(pair: Pair, given: Path | None) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import random
 import re
@@ -107,7 +108,7 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
     (made.run_folder / CARD).write_text(f"# run\n\n{mark('training', RECORDED)}\n")
     made.run()
     run = [words for _, *words in called]
-    assert [words[0] for words in run] == ["data"] * 4 + ["train"] * 2 + ["bench"] * 3
+    assert [words[0] for words in run] == ["data"] * 4 + ["train"] * 4 + ["bench"] * 3
     asked = [parse(words) for words in run[:4]]  # flags that the commands know
     for options, part in zip(asked, (0, 0, 1, 1), strict=True):
         assert (options.seed, options.eval_rows, options.max_new_tokens) == (part, 0 if part else 32, 384)
@@ -118,11 +119,13 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
         rows = [row for _, row in read_records(tmp_path / "text" / f"{name}.parquet")]
         assert [list(row["input_ids"]) for row in rows] == [[5, 6, ord("c")], [5, 6, ord("t")]]
         assert all(("messages" in row) == (name == "evaluation") for row in rows)
-    first, further = run[4:6]
-    assert "--per_device_train_batch_size=8" in first
-    assert f"--drafter={tmp_path / 'runs' / 'smollm2'}" in further
-    assert f"--output_dir={tmp_path / 'runs' / 'smollm2'}" in first
-    measured = [parse(words) for words in run[6:]]
+    trainings = run[4:8]
+    assert "--per_device_train_batch_size=8" in trainings[0]
+    assert "--max_steps=1100" in trainings[-1]
+    for before, further in itertools.pairwise(trainings):
+        folder = next(word for word in before if word.startswith("--output_dir="))
+        assert folder.replace("output_dir", "drafter") in further
+    measured = [parse(words) for words in run[8:]]
     assert [(one.num_prompts, one.dtype, one.batch_size) for one in measured] == [
         (24, "bfloat16", 1), (8, "float32", 1), (6, "bfloat16", 1),
     ]  # fmt: skip

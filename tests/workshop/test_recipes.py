@@ -136,7 +136,7 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
     named = re.findall(r"`((?:hf_domino|model_cards)/\S+)`", text)
     assert {ROOT / name for name in named} == {smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS}
     made.run("drafter")
-    assert len(called) == 9  # not again
+    assert len(called) == 11  # not again
     with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
         smollm2.SmolLM2Recipe(tmp_path, 2, tmp_path / "nothing").write_text()
 

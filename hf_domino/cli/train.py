@@ -121,11 +121,15 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     """
     from transformers import HfArgumentParser
 
-    parser = HfArgumentParser(_groups())
+    parser = HfArgumentParser(_groups(), exit_on_error=False)
     names = {action.dest for action in parser._actions} - {"help"}
     flags = _yaml_flags(options.config, parser._option_string_actions) if options.config else []
     given = {name: value for name, value in vars(options).items() if name in names}
-    return parser.parse_dict(vars(parser.parse_args(flags)) | given)
+    try:
+        values = vars(parser.parse_args(flags))
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{options.config}: {error}") from error
+    return parser.parse_dict(values | given)
 
 
 def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
@@ -135,7 +139,10 @@ def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
     path = PAPER if config == PAPER.stem else Path(config)
     if not path.is_file():
         raise ValueError(f"config must be a YAML file or {PAPER.stem!r}, got {config!r}: there is none of that name.")
-    fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    try:
+        fields = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be YAML: {' '.join(str(error).split())}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of fields to values, got {type(fields).__name__}.")
     if unknown := sorted(name for name in fields if f"--{name}" not in known):

@@ -16,10 +16,10 @@ from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, fields_from_
 from hf_domino.kinds import KINDS
 from hf_domino.kinds.kind import Kind
 
+# In files of before, and read over.
+GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
 # What Transformers gives to any configuration or stores in it, beside the fields of its base class; and the old name of
 # a part of `rope_parameters`.
-# In files of before.
-GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
 OF_TRANSFORMERS = {
     *GONE,
     *("model_type", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash", "auto_map"),

@@ -58,6 +58,8 @@ WRITTEN = {
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     if (kind := stored[KIND]) not in DEFAULTS:
         raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
+    if (given := stored.get("projector_type", kind)) != kind:
+        raise refusal("projector_type", f"{kind!r}, as {KIND} says", given, f"Set {KIND} to the kind of the weights.")
     stored = merged(stored, "dflash_config")  # copies that are made for engines have both
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]

@@ -77,6 +77,11 @@ def ended(*words):
     return exit_.value.code
 
 
+def test_rows_in_a_folder_are_refused_by_its_name(tmp_path, capsys):
+    assert cli.main(["bench", "--rows", str(tmp_path)]) == cli.USER_ERROR
+    assert f"--rows must be a file, got '{tmp_path}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("reason", ["is a file", "is read-only here"])
 @pytest.mark.parametrize(
     ("command", "flag", "name"),

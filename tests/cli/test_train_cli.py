@@ -11,7 +11,7 @@ import torch
 import yaml
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.cli.main import parse
+from hf_domino.cli.main import main, parse
 from hf_domino.cli.train import parse_options
 
 
@@ -102,10 +102,19 @@ def test_the_published_recipe_has_a_name(tmp_path):
         parse_options(parse(["train", "papers", *call]))
 
 
+@pytest.mark.parametrize("content", [b"target: [a", b"target: \xff"])
+def test_a_recipe_that_is_no_yaml_is_named(content, tmp_path, capsys):
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    assert main(["train", str(path)]) == 2
+    assert f"{path} must be YAML: " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"blocksize": 4}, "field `blocksize` is not known"),
+        ({"learning_rate": "fast"}, "argument --learning_rate/--learning-rate: invalid float value: 'fast'"),
         ({"target": None}, "target must be set"),
         ({"target": "./none"}, "target must be a folder or a Hub name, got './none'"),
         ({"train_file": None}, "train_file must be set"),

@@ -106,6 +106,7 @@ FIELDS = {
         "transformer_layer_config": [None],
         "transformer_layer_config.quantization_config": [{"quant_method": "fp8"}],
         "speculators_model_type": ["other"],
+        "projector_type": ["domino"],
     },
     MUSE: {"quantization_config": [{"quant_method": "fp8"}]},
 }

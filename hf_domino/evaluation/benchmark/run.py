@@ -9,6 +9,7 @@ from pathlib import Path
 from tqdm.auto import tqdm
 
 from hf_domino._common.dtypes import dtype_of
+from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
@@ -25,6 +26,8 @@ def benchmark(options: BenchOptions) -> list[Row]:
     """Measure every way to generate that the options ask for, in one process, and return a row a prompt and method."""
     # Rows are written a batch at a time; those of the same run that are there stay.
     check_device(options.device)
+    if options.rows.is_dir():
+        raise refusal("--rows", "a file", str(options.rows), "Name one in it, such as results.jsonl.")
     check_writable(options.rows.parent, "the folder of --rows")
     drafter, *others = options.drafter or (None,)
     pair = load_pair(

@@ -110,7 +110,7 @@ def listing(study: Study, budget: str, rows: Sequence[Row]) -> str:
     size, done = study.budget(budget), {Run(row["variant"], row["seed"]) for row in rows}
     count = sum(run in done for run in study.runs())
     lines = [f"budget {budget}: {size.steps} steps, {study.num_rows(size)} texts; {count} of {len(study.runs())} runs"]
-    lines += ["variant, its seeds (x has a row, . has none, gone is trained no more), its question, and the fields in which it differs:", ""]
+    lines += ["variant, its seeds (x has a row, . has none; or gone), question and fields that differ:", ""]
     for name, variant in study.variants.items():
         seeds = "".join("x" if Run(name, seed) in done else "." for seed in range(variant.seeds)) or "gone"
         changes = ", ".join(f"{field}={value}" for field, value in variant.described().items()) or "the base"

@@ -150,7 +150,7 @@ def _equal(rows: Sequence[Row]) -> str:
 
 def _partings(rows: Sequence[Row]) -> str:
     """Tell the margins of texts that part from plain generation's, where rows have them."""
-    parted = [row for row in rows if row.get("partings") is not None]
+    parted = [row for row in rows if row.get("partings")]
     if not parted:
         return ""
     margins = [at["margin"] for row in parted for at in row["partings"] if at["margin"] is not None]

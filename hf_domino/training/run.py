@@ -107,10 +107,9 @@ def with_states(
     autocast = partial(torch.autocast, args.device.type, dtype=dtype, enabled=args.bf16 or args.fp16)
     shard = (args.process_index, args.world_size)
     writer = StateWriter(target, config, folder, names.cache_dtype, final, autocast, shard)
-    parts = [part for part in rows if part is not None]
-    if any(map(writer.missing, parts)):
+    if lacking := [part for part in rows if part is not None and writer.missing(part)]:
         place_target(target, args.device)
-    for part in parts:
+    for part in lacking:
         writer.write(part, progress=args.process_index == 0)
     args.distributed_state.wait_for_everyone()
     if not getattr(target, "is_quantized", False):  # which stays where it was loaded

@@ -14,6 +14,7 @@ from hf_domino.integration.patch import attach, install, is_installed, uninstall
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
+    from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
     from hf_domino.decoding.static.workspace import release_workspaces
     from hf_domino.drafter.modeling import DominoDraftModel, recycling
     from hf_domino.drafter.phases import timed_phases
@@ -28,6 +29,7 @@ __all__ = [
     "Attached",
     "CheckResult",
     "DecodingStats",
+    "DominoCandidateGenerator",
     "DominoConfig",
     "DominoDraftModel",
     "Round",
@@ -54,6 +56,7 @@ _LATER = {
     "check_fit": "evaluation.check",
     "probe_width": "evaluation.check",
     "DominoConfig": "configuration",
+    "DominoCandidateGenerator": "decoding.candidate_generator",
     "release_workspaces": "decoding.static.workspace",
     "DominoDraftModel": "drafter.modeling",
     "Round": "evaluation.explain",

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import bisect
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -23,7 +23,6 @@ from transformers import GenerationConfig
 
 from hf_domino.configuration import DominoConfig
 from hf_domino.decoding.estimates import Acceptance
-from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Outcome, fitting_length
 
@@ -118,35 +117,34 @@ class PromptLookup:
     """Proposals copied from the text of each row, for the rounds of one call.
 
     Args:
-        committed ([`CommittedSequences`]): The texts.
         most (`int`): Most tokens to copy in a round; 0 for none at all.
         vocab_size (`int`): Ids from here on have no logits, nor have those below 0, such as a placeholder of an image.
         is_static (`bool`, *optional*, defaults to `False`): To copy one of a few lengths, as each is a shape of its
             own; `most` is one of them.
     """
 
-    def __init__(self, committed: CommittedSequences, most: int, vocab_size: int, is_static: bool = False):
-        self.most, self._last_id, self._committed, self._is_static = most, vocab_size - 1, committed, is_static
+    # Gives the tokens of a row from a place on; who drives the rounds sets it.
+    read: Callable[[int, int], Sequence[int]]
+
+    def __init__(self, most: int, vocab_size: int, is_static: bool = False):
+        self.most, self._last_id, self._is_static = most, vocab_size - 1, is_static
         self._acceptance = Acceptance(len(GUESSES), lambda lift: list(GUESSES.values()))
         self._texts: defaultdict[int, Text] = defaultdict(Text)
 
     @classmethod
-    def of_call(
-        cls, config: GenerationConfig, drafter_config: DominoConfig, committed: CommittedSequences
-    ) -> PromptLookup:
+    def of_call(cls, config: GenerationConfig, drafter_config: DominoConfig) -> PromptLookup:
         """The lookup that a call's `prompt_lookup_num_tokens` asks for.
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
             drafter_config ([`DominoConfig`]): In rounds of fixed shape no more can be copied than drafted.
-            committed ([`CommittedSequences`]): The texts.
         """
         most, is_static = config.prompt_lookup_num_tokens or 0, config.cache_implementation == "static"
         if is_static:
             longest = drafter_config.num_draft_tokens
             lengths = {fitting_length(length, longest) for length in range(longest + 1)}
             most = max(length for length in lengths if length <= most)
-        return cls(committed, most, drafter_config.vocab_size, is_static)
+        return cls(most, drafter_config.vocab_size, is_static)
 
     def offer(self, prefixes: Prefixes, room: int, price: float) -> Offer | None:
         """What these rows can copy, as far as it is worth its time; None for nothing.
@@ -191,5 +189,5 @@ class PromptLookup:
     def _text(self, row: int) -> Text:
         """The text of a row so far."""
         text = self._texts[row]
-        text.extend(self._committed.tokens(row, len(text)))
+        text.extend(self.read(row, len(text)))
         return text

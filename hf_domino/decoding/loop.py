@@ -20,12 +20,11 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import keep_context, kept_context
-from hf_domino.decoding.copies import PromptLookup
-from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
 from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.parts import parts_of
-from hf_domino.decoding.policy import Policy, most_proposals, policy_for
+from hf_domino.decoding.policy import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.runner import TargetRunner
@@ -36,10 +35,9 @@ from hf_domino.decoding.tree import Tree, along
 from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import check_drawn, take, verify
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.drafter.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
-from hf_domino.target.view import Captured, TargetModel
+from hf_domino.target.view import Captured
 
 # Vocabulary from which on a CPU judges one position at a time: those behind the first rejected proposal need no law.
 WALKED_VOCABULARY = 2**14
@@ -74,33 +72,25 @@ def assisted_decoding(
     Returns:
         `torch.Tensor` or `GenerateDecoderOnlyOutput`: Prompts and new tokens, `[B, T + new]`.
     """
-    start, timer = time.perf_counter(), PhaseTimer(device=input_ids.device)
+    start = time.perf_counter()
     input_ids, batch_size = input_ids.long(), len(input_ids)
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
-    target, most = TargetModel(model, drafter.config), most_proposals(drafter, model, generation_config)
     stops, step_outputs = KnownStops.among(stopping_criteria), StepOutputs(generation_config)
+    most = most_proposals(drafter, model, generation_config)
     stats = DecodingStats.of_rows(most, batch_size, recognise(drafter.config, model))
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
     config, wanted = generation_config, step_outputs.forward_kwargs
-    law, runner, proposer = parts_of(
-        target, drafter, logits_processor, stops, input_ids, model_kwargs, config, timer, wanted, context
+    law, runner, generator = parts_of(
+        model, drafter, logits_processor, stops, input_ids, model_kwargs, config, wanted, context
     )
     committed = CommittedSequences(input_ids, stopping_criteria, config, streamer, stops)
-    generation = _Generation(
-        runner,
-        proposer,
-        law,
-        committed,
-        stats,
-        step_outputs,
-        policy=policy_for(drafter, model, most, bool(config.do_sample), runner.is_fixed),
-        lookup=PromptLookup.of_call(generation_config, drafter.config, committed),
-        rows=list(range(batch_size)),
-    )
+    generator.lookup.read = committed.tokens
+    rows = list(range(batch_size))
+    generation = _Generation(runner, generator, law, committed, stats, step_outputs, rows)
     generation.run(input_ids, generation_config)
-    generation.finish_stats(timer, time.perf_counter() - start)
+    generation.finish_stats(time.perf_counter() - start)
     return generation.result(batch_size, generation_config.return_dict_in_generate, has_gap)
 
 
@@ -109,13 +99,11 @@ class _Generation:
     """The parts of one call, and the rows of the batch that are still generated."""
 
     runner: TargetRunner
-    proposer: DraftSession
+    generator: DominoCandidateGenerator
     law: TokenLaw
     committed: CommittedSequences
     stats: DecodingStats
     step_outputs: StepOutputs
-    policy: Policy
-    lookup: PromptLookup
     rows: list[int]
     steps: StepNoise | None = None  # None where the target does not sample
     is_walked: bool = False  # whether rounds are verified position by position
@@ -123,12 +111,12 @@ class _Generation:
     @cached_property
     def _may_branch(self) -> bool:
         """Whether rounds can propose trees, asked once one wants to."""
-        self.stats.chain = why_chain(self.runner, self.proposer)
+        self.stats.chain = why_chain(self.runner, self.generator.session)
         return self.stats.chain is None
 
     def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
         """Prefill and run all rounds; a round that is broken off leaves a cache that can be gone on from."""
-        timer = self.proposer.timer
+        timer = self.generator.timer
         try:
             self.prefill(input_ids, generation_config)
             timer.reset()  # phases are those of the rounds
@@ -150,20 +138,21 @@ class _Generation:
         """Return what `generate` returns; the drafter's context goes with a cache that is seen again."""
         cache = self.runner.cache
         is_seen_again = batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
-        if is_seen_again and (context := self.proposer.context()) is not None:
-            keep_context(cache, self.proposer.drafter, context, has_gap)
+        if is_seen_again and (context := self.generator.context()) is not None:
+            keep_context(cache, self.generator.assistant_model, context, has_gap)
         self.runner.release()
         result = self.committed.result(cache, **self.step_outputs.results())
         if has_outputs:
             hand_out(result, self.stats)
         return result
 
-    def finish_stats(self, timer: PhaseTimer, seconds: float) -> None:
+    def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time, as the drafter's last statistics."""
+        timer = self.generator.timer
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
         self.stats.phases = timer.seconds() if timer.enabled else None
-        record_stats(self.proposer.drafter, self.stats)
+        record_stats(self.generator.assistant_model, self.stats)
 
     def prefill(self, input_ids: torch.Tensor, config: GenerationConfig) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
@@ -171,7 +160,7 @@ class _Generation:
         mask_length = getattr(config, "_mask_length", None)
         logits, captured = self.runner.prefill(input_ids, config.prefill_chunk_size, mask_length)
         length = int(self.runner.cache.get_seq_length())
-        self.proposer.observe(captured, length, self.runner.mask(length))
+        self.generator.observe_prompt(captured, length, self.runner.mask(length))
         prefixes = self.committed.prefixes(self.rows)
         scores = self.law.scores(prefixes, logits)
         if config.do_sample:
@@ -193,35 +182,29 @@ class _Generation:
         start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
         plan = self._plan(prefixes)
         noise = self._noise(plan.length)
-        proposals = self._propose(plan, prefixes, noise)
-        with self.proposer.timer.phase("verify"):
+        proposals = self.generator.propose(plan, prefixes, noise)
+        with self.generator.timer.phase("verify"):
             logits, captured = self.runner.check_block(prefixes.last(), proposals)
             if self.is_walked:
                 outcome = self._walk(plan, proposals, logits, noise)
             else:
                 outcome = self._commit(plan, prefixes, proposals, logits, noise)
             captured = self.runner.follow(outcome.path, captured)
-        self.proposer.learn(prefixes, proposals, logits)
+        self.generator.learn(prefixes, proposals, logits)
         self._settle(outcome, captured)
-        self.policy.observe(outcome, time.perf_counter() - start)
+        self.generator.observe_round(outcome, time.perf_counter() - start)
 
     def _plan(self, prefixes: Prefixes) -> Plan:
-        """Choose what the round is to propose."""
-        count, room = len(self.rows), self._room(max(prefixes.lengths))
-        offer = self.lookup.offer(prefixes, room, self.policy.price(count)) if self.lookup.most else None
-        return self.policy.plan(count, min(room, self.stats.num_draft_tokens), offer, lambda: self._may_branch)
+        """Choose what the round is to propose; nothing where the target has no positions left."""
+        limit = self.generator.target.position_limit
+        positions_left = None if limit is None else limit - self.runner.next_position() - 1
+        return self.generator.plan(prefixes, positions_left, lambda: self._may_branch)
 
     def _noise(self, most: int) -> torch.Tensor | None:
         """The noise `[B, most + 1, V]` of the steps whose tokens a round of at most so many proposals may bring."""
         if self.steps is None:
             return None
         return self.steps.ahead(self.rows, self.committed.num_new(self.rows), most + 1)
-
-    def _propose(self, plan: Plan, prefixes: Prefixes, noise: torch.Tensor | None) -> Tree:
-        """Copy or draft the round's proposals."""
-        if plan.offer is not None:
-            return Tree(self.lookup.proposals(plan.offer, prefixes))
-        return self.proposer.propose(prefixes, plan.length, noise, plan.arm.tree_size, plan.least_chance)
 
     def _commit(
         self, plan: Plan, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None
@@ -256,9 +239,8 @@ class _Generation:
         return self._counted(Outcome(plan, self.rows, proposals.num_nodes, count, count, places))
 
     def _counted(self, outcome: Outcome) -> Outcome:
-        """Let statistics and copies learn from a round; a streamer may ask for the statistics while it commits."""
+        """Count a round before it is committed, as a streamer may ask for the statistics meanwhile."""
         self.stats.count_round(outcome)
-        self.lookup.observe(outcome)
         return outcome
 
     def _settle(self, outcome: Outcome, captured: Captured) -> None:
@@ -268,23 +250,13 @@ class _Generation:
             self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, outcome.path)
         unfinished = self.committed.unfinished
         if unfinished or len(self.rows) == 1:
-            self.proposer.observe_block(captured, kept)
+            self.generator.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, outcome.num_proposed + 1, staying)
         self._go_on_with(staying)
 
-    def _room(self, length: int) -> int:
-        """Most proposals behind rows of this length: no copy goes further past the end than a draft may.
-
-        Where the target has no positions left, there are none.
-        """
-        most, limit = max(self.stats.num_draft_tokens, self.lookup.most), self.proposer.target.position_limit
-        if (wanted := self.law.stops.room(length)) is not None:
-            most = min(most, max(wanted, self.proposer.drafter.config.num_draft_tokens))
-        return most if limit is None else min(most, max(limit - self.runner.next_position() - 1, 0))
-
     def _go_on_with(self, staying: list[int]) -> None:
         """Drop all rows but these, of those there are."""
         if staying and len(staying) < len(self.rows):
-            self.proposer.select(staying)
+            self.generator.select(staying)
         self.rows = [self.rows[index] for index in staying]

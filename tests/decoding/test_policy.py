@@ -12,7 +12,7 @@ import torch
 from builders import build_drafter
 from oracle import oracle, tree_faults
 
-from hf_domino.decoding import loop
+from hf_domino.decoding import candidate_generator
 from hf_domino.decoding.copies import Offer, PromptLookup
 from hf_domino.decoding.policy import ADAPTIVE_SIZE, Policy, policy_for
 from hf_domino.decoding.round import Outcome, Plan
@@ -348,7 +348,7 @@ class AllArms:
 def test_output_is_the_targets_whatever_is_played(
     tiny_qwen3, make_drafter, projector_type, batch_size, accuracy, monkeypatch
 ):
-    monkeypatch.setattr(loop, "policy_for", lambda *arguments: AllArms(6))
+    monkeypatch.setattr(candidate_generator, "policy_for", lambda *arguments: AllArms(6))
     drafter = make_drafter(tiny_qwen3, projector_type=projector_type)
     prompts = torch.randint(4, 64, (batch_size, 11))
     options = {"do_sample": False, "max_new_tokens": 60, "eos_token_id": -1}
@@ -366,7 +366,7 @@ def test_output_is_the_targets_whatever_is_played(
 
 @pytest.mark.parametrize(("batch_size", "do_sample"), [(1, True), (3, False)])
 def test_chains_and_trees_in_turn_do_not_change_the_text(tiny_qwen3, monkeypatch, batch_size, do_sample):
-    monkeypatch.setattr(loop, "policy_for", lambda *arguments: AllArms(6, "adaptive"))
+    monkeypatch.setattr(candidate_generator, "policy_for", lambda *arguments: AllArms(6, "adaptive"))
     prompts = torch.randint(4, 64, (batch_size, 11))
     options = {"do_sample": do_sample, "max_new_tokens": 60, "eos_token_id": -1}
     drafter = build_drafter(tiny_qwen3, draft_length="adaptive")

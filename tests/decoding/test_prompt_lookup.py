@@ -1,7 +1,5 @@
 """Rounds that copy from the text in place of drafting: no text changes, and they are worth their time."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from builders import PAD, build_drafter, left_padded
@@ -94,8 +92,8 @@ def test_drafts_after_copied_rounds_are_those_of_a_drafter_that_saw_all(tiny_qwe
 
 def lookup_in(tokens, most=10, vocab_size=64, **options):
     """Prompt lookup in a text, and the text as a prefix."""
-    committed = SimpleNamespace(tokens=lambda row, start: tokens[start:])
-    lookup = PromptLookup(committed, most, vocab_size, **options)
+    lookup = PromptLookup(most, vocab_size, **options)
+    lookup.read = lambda row, start: tokens[start:]
     return lookup, Prefixes.of(torch.tensor([tokens]))
 
 

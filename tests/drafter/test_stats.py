@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import hf_domino
-from hf_domino.decoding import loop
+from hf_domino.decoding import candidate_generator
 from hf_domino.decoding.estimates import Costs
 from hf_domino.decoding.policy import Policy
 from hf_domino.drafter.phases import PHASES, PhaseTimer
@@ -152,7 +152,7 @@ class Nominal(Policy):
 
 @pytest.mark.parametrize("batch_size", [1, 2])
 def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch, batch_size):
-    monkeypatch.setattr(loop, "policy_for", lambda *arguments: Nominal(6))
+    monkeypatch.setattr(candidate_generator, "policy_for", lambda *arguments: Nominal(6))
     drafter = make_drafter(tiny_qwen3, draft_length="adaptive")
     options = {"max_new_tokens": 40, "do_sample": False, "eos_token_id": -1}
     tiny_qwen3.generate(PROMPT.expand(batch_size, -1), assistant_model=drafter, **options)

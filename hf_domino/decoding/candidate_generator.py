@@ -222,7 +222,7 @@ class DominoCandidateGenerator(CandidateGenerator):
 
     # --- the form that Transformers' assisted loop drives -----------------------------------------------------------
 
-    def get_candidates(  # type: ignore[override]
+    def get_candidates(
         self,
         input_ids: torch.LongTensor,
         model_kwargs: dict[str, Any] | None = None,

@@ -33,8 +33,8 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
         overrides: Fields of `DominoConfig` to set in place of the tiny defaults.
     """
     from hf_domino import DominoConfig, DominoDraftModel
-    from hf_domino.kinds import KINDS
-    from hf_domino.kinds.backbone import ZeroLinear
+    from hf_domino.methods import KINDS
+    from hf_domino.methods.backbone import ZeroLinear
 
     fields = {
         "num_hidden_layers": 2,

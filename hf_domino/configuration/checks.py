@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.dspark import HEADS
-from hf_domino.kinds.kind import Kind
+from hf_domino.methods import KINDS
+from hf_domino.methods.dspark import HEADS
+from hf_domino.methods.kind import Kind
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig

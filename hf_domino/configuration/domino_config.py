@@ -13,8 +13,8 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import ADAPTIVE, SLIDING, check_fields, fields_of
 from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, fields_from_target
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.kind import Kind
+from hf_domino.methods import KINDS
+from hf_domino.methods.kind import Kind
 
 # In files of before, and read over.
 GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"

@@ -34,7 +34,7 @@ from hf_domino.decoding.tree import Tree
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
 from hf_domino.drafter.stats import DecodingStats, record_stats
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods.context import ContextCache
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
 from hf_domino.target.view import TargetModel, input_device
 

@@ -18,7 +18,7 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods.context import ContextCache
 from hf_domino.target.view import Captured, TargetModel
 
 MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored

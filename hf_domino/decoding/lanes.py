@@ -23,7 +23,7 @@ from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.kind import Branches
+from hf_domino.methods.kind import Branches
 from hf_domino.target.view import TargetModel
 
 # Scores of each lane's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
@@ -225,7 +225,7 @@ class SteppingLanes(Lanes):
     """Scores of lanes that each have a law of their own, which has read what they drafted.
 
     Args:
-        branches (`Callable`): Gives draft hidden states behind what is chosen, as [`~kinds.kind.Kind.branches`] says.
+        branches (`Callable`): Gives draft hidden states behind what is chosen, as [`~methods.kind.Kind.branches`] says.
         arguments: Those of [`Lanes`], with draft hidden states `[B, 1, H]` behind the anchors.
         options: Likewise.
     """

@@ -21,7 +21,7 @@ from hf_domino.decoding.static.stages import StaticRunner
 from hf_domino.decoding.static.workspace import Workspace, take_workspace
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods.context import ContextCache
 
 
 def parts_of(

@@ -14,7 +14,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.lanes import Candidates, Lanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree
-from hf_domino.kinds.recycling import learn
+from hf_domino.methods.recycling import learn
 
 
 class RecyclingSession(DraftSession):

@@ -1,6 +1,6 @@
 """`DominoDraftModel`: the model that a drafter of any kind is, loaded, saved, viewed and counted in one way.
 
-What it drafts by is its kind's, in `hf_domino.kinds`. Embeddings and lm_head are the target's and are not stored.
+What it drafts by is its kind's, in `hf_domino.methods`. Embeddings and lm_head are the target's and are not stored.
 
 Shapes: B batch, C new context positions, H hidden size, L captured layers.
 """
@@ -26,10 +26,10 @@ from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
 from hf_domino.formats.loading import check_finite, translate
 from hf_domino.formats.standalone import write_bundle
-from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.block import CorrectionHead
-from hf_domino.kinds.domino import PrefixGRU
-from hf_domino.kinds.kind import Kind
+from hf_domino.methods.backbone import ZeroLinear
+from hf_domino.methods.block import CorrectionHead
+from hf_domino.methods.domino import PrefixGRU
+from hf_domino.methods.kind import Kind
 
 
 class DominoDraftModel(PreTrainedModel):
@@ -191,7 +191,7 @@ class DominoDraftModel(PreTrainedModel):
         """Run the weights as its kind does, or whatever else needs them.
 
         Args:
-            args, kwargs: Of its kind's [`~kinds.kind.Kind.forward`].
+            args, kwargs: Of its kind's [`~methods.kind.Kind.forward`].
             within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` follow
                 gradients of what runs inside a forward.
 

@@ -30,7 +30,7 @@ from hf_domino.formats.fields import (
     section_of,
 )
 from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
-from hf_domino.kinds.eagle3 import Eagle3
+from hf_domino.methods.eagle3 import Eagle3
 
 NESTED, LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = {

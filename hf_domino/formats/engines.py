@@ -23,7 +23,7 @@ from hf_domino.formats.fields import BLOCK_KINDS, Format, StoredConfig, merged, 
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
 from hf_domino.formats.speculators import SECTION as LAYER_SECTION
-from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS
+from hf_domino.methods.kind import CONVOLUTION, OF_BLOCKS
 
 DOMINO, DFLASH, DSPARK, DFLASH2 = ("domino",), ("dflash",), ("dspark",), ("dflash2",)
 

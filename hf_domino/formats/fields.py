@@ -12,8 +12,8 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.kind import OF_BLOCKS
+from hf_domino.methods import KINDS
+from hf_domino.methods.kind import OF_BLOCKS
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig

@@ -35,7 +35,7 @@ from hf_domino.formats.fields import (
 )
 from hf_domino.formats.registry import OURS, format_of, refuse_others
 from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
-from hf_domino.kinds import KINDS
+from hf_domino.methods import KINDS
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")

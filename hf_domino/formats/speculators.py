@@ -31,7 +31,7 @@ from hf_domino.formats.fields import (
     stored_backbone,
     stored_head,
 )
-from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS, SCALES
+from hf_domino.methods.kind import CONVOLUTION, OF_BLOCKS, SCALES
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from hf_domino.configuration import DominoConfig
-from hf_domino.kinds.domino import DominoHead, PrefixGRU, correction_projection
+from hf_domino.methods.domino import DominoHead, PrefixGRU, correction_projection
 
 
 class BlockHead(nn.Module):

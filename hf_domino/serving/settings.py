@@ -15,7 +15,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import SECTION
 from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import interpret
-from hf_domino.kinds.kind import OF_BLOCKS
+from hf_domino.methods.kind import OF_BLOCKS
 from hf_domino.target.identity import config_digest
 
 TESTED, READ = ("0.32.0",), ("0.33.0",)

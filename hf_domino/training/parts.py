@@ -8,8 +8,8 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.kind import HEAD_FIELDS
+from hf_domino.methods import KINDS
+from hf_domino.methods.kind import HEAD_FIELDS
 from hf_domino.training.arguments import DominoTrainingArguments
 
 OF_A_HEAD = ("projector_type", "pure_draft_prefix_len", *HEAD_FIELDS)

@@ -15,7 +15,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration import DominoConfig
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds import KINDS
+from hf_domino.methods import KINDS
 from hf_domino.target.identity import identify
 from hf_domino.target.loading import AutoTarget, place_target
 from hf_domino.training.arguments import DominoTrainingArguments

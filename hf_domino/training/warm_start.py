@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.backbone import ZeroLinear
+from hf_domino.methods.backbone import ZeroLinear
 
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
 REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all

@@ -16,7 +16,7 @@ from test_export import FIELDS
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.exporting import stored_config
 from hf_domino.formats.registry import format_of
-from hf_domino.kinds.kind import OF_BLOCKS
+from hf_domino.methods.kind import OF_BLOCKS
 
 HIDDEN, PROMPT = 32, torch.arange(7, 19)[None]
 GREEDY = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": -1}

@@ -22,7 +22,7 @@ from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.drafter.phases import PhaseTimer
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods.context import ContextCache
 from hf_domino.target.view import Captured, TargetModel
 
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from hf_domino._common.refusal import refusal
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.side_by_side import block_positions, gather_positions
+from hf_domino.methods.side_by_side import block_positions, gather_positions
 from hf_domino.target.view import Captured, TargetModel
 
 STATES = "hidden_states"  # of rows that carry the target's, `[S, C, H]`

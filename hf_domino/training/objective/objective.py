@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.side_by_side import block_positions
+from hf_domino.methods.side_by_side import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.anchors import block_labels

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.block import DFLASH_LINK, Block
-from hf_domino.kinds.dspark import DSpark, MarkovHead
+from hf_domino.methods.backbone import ZeroLinear
+from hf_domino.methods.block import DFLASH_LINK, Block
+from hf_domino.methods.dspark import DSpark, MarkovHead
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from calls_of_kinds import PROMPTS, generate
+from calls_of_methods import PROMPTS, generate
 
 from hf_domino import DominoDraftModel, check_fit
 from hf_domino.cli.main import main

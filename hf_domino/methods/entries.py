@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods.context import ContextCache
 
 
 class EntryCache(ContextCache):

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from builders import EOS, TINY
-from calls_of_kinds import PROMPTS, generate
+from calls_of_methods import PROMPTS, generate
 from formulas import OPTIONS, PATHS_TOL, Formula, build
 from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM

@@ -5,13 +5,13 @@ Facts are class attributes, which `config.kind` tells; `drafter.kind` is an inst
 
 from __future__ import annotations
 
-from hf_domino.kinds.block import DFlash
-from hf_domino.kinds.dflash2 import DFlash2
-from hf_domino.kinds.domino import Domino
-from hf_domino.kinds.dspark import DSpark
-from hf_domino.kinds.eagle3 import Eagle3
-from hf_domino.kinds.kind import KINDS
-from hf_domino.kinds.recycling import Recycling
+from hf_domino.methods.block import DFlash
+from hf_domino.methods.dflash2 import DFlash2
+from hf_domino.methods.domino import Domino
+from hf_domino.methods.dspark import DSpark
+from hf_domino.methods.eagle3 import Eagle3
+from hf_domino.methods.kind import KINDS
+from hf_domino.methods.recycling import Recycling
 
 KINDS |= {
     "domino": Domino,

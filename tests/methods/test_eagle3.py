@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from calls_of_kinds import PROMPTS, generate
+from calls_of_methods import PROMPTS, generate
 from formulas import OPTIONS, PATHS_TOL, Formula, build
 
 from hf_domino import DominoConfig

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from hf_domino.kinds.backbone import AttentionInputs, BackboneLayer, RotaryTable, windowed
-from hf_domino.kinds.kind import Kind
-from hf_domino.kinds.side_by_side import BlockView, block_positions
+from hf_domino.methods.backbone import AttentionInputs, BackboneLayer, RotaryTable, windowed
+from hf_domino.methods.kind import Kind
+from hf_domino.methods.side_by_side import BlockView, block_positions
 
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel

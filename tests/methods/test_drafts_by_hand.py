@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from calls_of_kinds import NEW_TOKENS, PROMPTS, SAMPLED, calls, generate, noise_of
+from calls_of_methods import NEW_TOKENS, PROMPTS, SAMPLED, calls, generate, noise_of
 from formulas import OPTIONS, PATHS_TOL, Formula, build, steps_of
 from oracle import faults
 

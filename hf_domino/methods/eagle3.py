@@ -22,10 +22,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
 
-from hf_domino.kinds.backbone import RotaryTable, rotate
-from hf_domino.kinds.entries import EntryCache
-from hf_domino.kinds.kind import HEAD_FIELDS, ONE_LAYER, Branches, Kind
-from hf_domino.kinds.side_by_side import block_positions, gather_positions
+from hf_domino.methods.backbone import RotaryTable, rotate
+from hf_domino.methods.entries import EntryCache
+from hf_domino.methods.kind import HEAD_FIELDS, ONE_LAYER, Branches, Kind
+from hf_domino.methods.side_by_side import block_positions, gather_positions
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 
 import pytest
-from calls_of_kinds import tree_of
+from calls_of_methods import tree_of
 
 from hf_domino.decoding import drafting
 from hf_domino.decoding.lanes import SHARPNESS

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_domino.kinds.kind import HEAD_FIELDS, ONE_LAYER, Kind
+from hf_domino.methods.kind import HEAD_FIELDS, ONE_LAYER, Kind
 
 NUM_SUCCESSORS = 8  # of a token (arXiv 2408.08696)
 

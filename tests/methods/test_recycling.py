@@ -6,7 +6,7 @@ import contextlib
 
 import pytest
 import torch
-from calls_of_kinds import PROMPTS, SAMPLED, TEMPERATURE, calls, generate, noise_of
+from calls_of_methods import PROMPTS, SAMPLED, TEMPERATURE, calls, generate, noise_of
 
 import hf_domino
 from hf_domino.decoding.recycling import RecyclingSession

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from hf_domino import DominoConfig
-from hf_domino.kinds.backbone import AttentionInputs, windowed
-from hf_domino.kinds.side_by_side import BlockView, attend_side_by_side, block_mask, flex_attention
+from hf_domino.methods.backbone import AttentionInputs, windowed
+from hf_domino.methods.side_by_side import BlockView, attend_side_by_side, block_mask, flex_attention
 
 K, C = 4, 40
 ANCHORS = {

@@ -19,8 +19,8 @@ from torch import nn
 import domino_kernels
 from domino_kernels.dispatch import FLOATS
 from domino_kernels.reference import step_from_products
-from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.block import DFLASH_LINK, Block, CorrectionHead
+from hf_domino.methods.backbone import ZeroLinear
+from hf_domino.methods.block import DFLASH_LINK, Block, CorrectionHead
 
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel

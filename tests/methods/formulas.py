@@ -6,7 +6,7 @@ import heapq
 
 import torch
 from builders import build_drafter
-from calls_of_kinds import PROMPTS, TEMPERATURE
+from calls_of_methods import PROMPTS, TEMPERATURE
 
 OPTIONS = {
     "plain": {},

@@ -12,7 +12,7 @@ from torch.nn.functional import normalize, silu
 
 from hf_domino.decoding.static.fixed_caches import FixedContext
 from hf_domino.drafter import modeling
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods.context import ContextCache
 from hf_domino.target.view import TargetModel
 
 HIDDEN, BLOCK, WINDOW, LENGTH = 32, 6, 8, 30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from builders import MASK, build_drafter
-from calls_of_kinds import NEW_TOKENS, PROMPTS, SAMPLED, calls, generate, noise_of
+from calls_of_methods import NEW_TOKENS, PROMPTS, SAMPLED, calls, generate, noise_of
 from formulas import PATHS_TOL, steps_of
 from markov import HEADS, Markov, build
 from oracle import faults

@@ -18,18 +18,18 @@ import torch
 from torch import nn
 
 from hf_domino._common.refusal import refusal
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods.context import ContextCache
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
-    from hf_domino.kinds.block import CorrectionHead
+    from hf_domino.methods.block import CorrectionHead
     from hf_domino.target.view import TargetModel
 
 Shapes = dict[str, tuple[int, ...]]
 # Goes on with lanes behind these `[B, L]`, each by a token `[B, L]`: draft hidden states `[B, L, H]`. What it knows of
 # a round's lanes is never in the context's cache.
 Branches = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-KINDS: dict[str, type[Kind]] = {}  # by `projector_type`; `hf_domino.kinds` puts them in
+KINDS: dict[str, type[Kind]] = {}  # by `projector_type`; `hf_domino.methods` puts them in
 # What correction heads are told by; and what is done around a block's layers.
 HEAD_FIELDS = (
     *("gru_hidden_dim", "emb_dim", "markov_rank", "markov_head_type"),

@@ -7,7 +7,7 @@ import copy
 import accelerate
 import pytest
 import torch
-from calls_of_kinds import PROMPTS, SAMPLED, calls, generate
+from calls_of_methods import PROMPTS, SAMPLED, calls, generate
 
 import hf_domino
 from hf_domino.training.arguments import DominoTrainingArguments

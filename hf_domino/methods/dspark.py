@@ -21,8 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.block import DFLASH_LINK, Block, CorrectionHead
+from hf_domino.methods.backbone import ZeroLinear
+from hf_domino.methods.block import DFLASH_LINK, Block, CorrectionHead
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig

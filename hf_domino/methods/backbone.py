@@ -26,8 +26,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, rotate_half
 
-from hf_domino.kinds.context import ContextCache
-from hf_domino.kinds.side_by_side import BlockView, attend_side_by_side
+from hf_domino.methods.context import ContextCache
+from hf_domino.methods.side_by_side import BlockView, attend_side_by_side
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig

@@ -23,7 +23,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE, STATELESS, Banned, Effect, effect_of, one_by_one
 from hf_domino.decoding.scores import Scores
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.drafter.vocabulary import DraftVocabulary
+from hf_domino.methods.vocabulary import DraftVocabulary
 
 
 class TokenLaw:

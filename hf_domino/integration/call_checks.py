@@ -99,7 +99,7 @@ def check_prepared(
     check_rope(target, num_proposals, input_ids, kwargs, config, max_length)
     _check_step_outputs(target, batch_size, config)
     if config.cache_implementation == "static":
-        drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
+        drafter.config.check_supports("cache_implementation='static'")
         _check_static(target, batch_size, kwargs[CACHE], config)
     if batch_size > 1:
         _check_batch(batch_size, kwargs)

@@ -1,25 +1,25 @@
-"""The kinds of drafters, a module each: what is known of one, its weights, and how it drafts.
+"""The methods of drafting, one file each, registered by `projector_type`.
 
-Facts are class attributes, which `config.kind` tells; `drafter.kind` is an instance, which drafts by its weights.
+To add a method, write its file, with a subclass of [`DominoConfig`] and one of [`DominoDraftModel`], and register it.
 """
 
 from __future__ import annotations
 
-from hf_domino.methods.block import DFlash
-from hf_domino.methods.dflash2 import DFlash2
-from hf_domino.methods.domino import Domino
-from hf_domino.methods.dspark import DSpark
-from hf_domino.methods.eagle3 import Eagle3
-from hf_domino.methods.kind import KINDS
-from hf_domino.methods.recycling import Recycling
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.configuration.registry import METHODS, register
+from hf_domino.methods.dflash import DFlashModel
+from hf_domino.methods.dflash2 import DFlash2Model
+from hf_domino.methods.domino import DominoMethodModel
+from hf_domino.methods.dspark import DSparkModel
+from hf_domino.methods.eagle3 import Eagle3Model
+from hf_domino.methods.modeling import DominoDraftModel
+from hf_domino.methods.recycling import RecyclingModel, recycling
 
-KINDS |= {
-    "domino": Domino,
-    "dflash": DFlash,
-    "dspark": DSpark,
-    "dflash2": DFlash2,
-    "eagle3": Eagle3,
-    "recycling": Recycling,
-}
+register(DominoMethodModel)
+register(DFlashModel)
+register(DSparkModel)
+register(DFlash2Model)
+register(Eagle3Model)
+register(RecyclingModel)
 
-__all__ = ["KINDS"]
+__all__ = ["METHODS", "DominoConfig", "DominoDraftModel", "recycling", "register"]

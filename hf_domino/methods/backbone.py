@@ -30,7 +30,8 @@ from hf_domino.methods.context import ContextCache
 from hf_domino.methods.side_by_side import BlockView, attend_side_by_side
 
 if TYPE_CHECKING:
-    from hf_domino.configuration import DominoConfig
+    from hf_domino.configuration.domino_config import DominoConfig
+    from hf_domino.methods.block_config import BlockConfig
 
 
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
@@ -92,7 +93,7 @@ class AttentionInputs:
 class ContextAttention(nn.Module):
     """Attention of a block's positions over the context features and the whole block."""
 
-    def __init__(self, config: DominoConfig, layer_index: int):
+    def __init__(self, config: BlockConfig, layer_index: int):
         super().__init__()
         self.layer_index = layer_index
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
@@ -150,7 +151,7 @@ class ZeroLinear(nn.Linear):
 class BlockConvolution(nn.Module):
     """Convolutions of a sublayer's input and output, whose kernels follow the normed input."""
 
-    def __init__(self, config: DominoConfig):
+    def __init__(self, config: BlockConfig):
         super().__init__()
         taps, width = config.conv_kernel_size or 0, config.hidden_size
         self.shape = 2, taps, width // config.conv_group_size
@@ -187,7 +188,7 @@ def convolve(states: torch.Tensor, base: torch.Tensor, changes: torch.Tensor, bl
 class BackboneLayer(GradientCheckpointingLayer):
     """Pre-norm attention and MLP of the block; context features are not normed again."""
 
-    def __init__(self, config: DominoConfig, layer_index: int):
+    def __init__(self, config: BlockConfig, layer_index: int):
         super().__init__()
         self.self_attn = ContextAttention(config, layer_index)
         self.mlp = Qwen3MLP(config)
@@ -212,7 +213,7 @@ def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> 
     return (wide * cosines[:, None] + rotate_half(wide) * sines[:, None]).to(states.dtype)
 
 
-def windowed(config: DominoConfig, inputs: AttentionInputs, positions: torch.Tensor, length: int) -> AttentionInputs:
+def windowed(config: BlockConfig, inputs: AttentionInputs, positions: torch.Tensor, length: int) -> AttentionInputs:
     """The inputs of sliding layers; `positions` are of new context and block, `[B, C + Q]`, and `length` is Q."""
     mask, cache = inputs.mask, inputs.cache
     if inputs.view is not None:
@@ -234,7 +235,7 @@ def windowed(config: DominoConfig, inputs: AttentionInputs, positions: torch.Ten
     return replace(inputs, mask=inside, first=slots.start)
 
 
-def _windowed_view(config: DominoConfig, view: BlockView) -> BlockView:
+def _windowed_view(config: BlockConfig, view: BlockView) -> BlockView:
     """The view of blocks side by side, within windows."""
     steps = torch.arange(view.block_size, device=view.ends.device)  # [K]
     reach = view.ends[..., None] + steps - (config.sliding_window or 0) + 1  # [B, N, K]
@@ -242,7 +243,7 @@ def _windowed_view(config: DominoConfig, view: BlockView) -> BlockView:
     return replace(view, firsts=reach.clamp(min=0), inside=inside[0, 0])
 
 
-def _inside(config: DominoConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+def _inside(config: BlockConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Whether a key is in a query's window, `[B, 1, Q, S + Q]`, from their positions `[B, Q]` and `[B, S + Q]`."""
     queries, keys = queries[:, None, :, None], keys[:, None, None]
     inside = keys > queries - (config.sliding_window or 0)

@@ -1,13 +1,33 @@
 """Context features are kept between rounds: the cache of their keys and values.
 
-Shapes: B batch, S cached context length, Q block positions, A key/value heads, D head width.
+Shapes: B batch, C new context positions, H hidden size, S cached context length, Q block
+positions, A key/value heads, D head width.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
+
+
+class NewContext(NamedTuple):
+    """Context that the target has read since the last draft.
+
+    Args:
+        features (`torch.Tensor`, *optional*): Context features `[B, C, H]`, as `fuse_context` returns them.
+        positions (`torch.Tensor`, *optional*): Their absolute positions `[B, C]`.
+        counts (`Sequence[int]`, *optional*): How many of each sequence's C positions are valid, the first ones; None
+            for all.
+    """
+
+    features: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    counts: Sequence[int] | None = None
+
+
+NO_CONTEXT = NewContext()
 
 
 class ContextCache:

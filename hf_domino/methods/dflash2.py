@@ -10,54 +10,54 @@ Shapes: D tokens that are drafted.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
+from huggingface_hub.dataclasses import strict
 from torch import nn
 
+from hf_domino.configuration.checks import MOST_DRAFTED, WIDTH
+from hf_domino.configuration.from_target import rank_for
 from hf_domino.methods.backbone import ZeroLinear
-from hf_domino.methods.block import DFLASH_LINK, Block
-from hf_domino.methods.dspark import DSpark, MarkovHead
+from hf_domino.methods.block import BlockModel
+from hf_domino.methods.block_config import BlockConfig
+from hf_domino.methods.dspark import MarkovHead
 
-if TYPE_CHECKING:
-    from hf_domino.configuration import DominoConfig
-
-# Of what is not among the candidates: no chance beside one of them, and a law where all are forbidden.
+# Of what is not among the candidates: no chance beside one of them, and a distribution where all are forbidden.
 LEFT_OUT = -1e9
 
 
-class DFlash2(Block):
-    """DFlash 2: a backbone with convolutions, and a selector among the likeliest tokens."""
+@strict
+class DFlash2Config(BlockConfig):
+    """Configuration of a DFlash 2 drafter.
+
+    Args:
+        selector_rank (`int`, *optional*, defaults to 256): Rank of the selector.
+        selector_top_k (`int`, *optional*, defaults to 16): Likeliest tokens that it chooses among.
+        kwargs: The fields of [`BlockConfig`].
+    """
+
+    projector_type: str = "dflash2"
+    selector_rank: int = 256
+    selector_top_k: int = 16
 
     title = "DFlash 2"
-    link = "[DFlash 2](https://github.com/z-lab/dflash)"
-    papers = ("dflash",)
-    way = f" (a {DFLASH_LINK} backbone), a selector reads the one before and chooses each"
     head_layers = {
         f"candidate_selector.{name}": "weight"
         for name in ("predecessor_codebook", "successor_codebook", "hidden_projection")
     }
-    head_fields = ("selector_rank", "selector_top_k")
     defaults = {"conv_kernel_size": 2, "draft_pool_size": 16}
-    fixed = DSpark.fixed
-    head_parameters = DSpark.head_parameters
-    lacks = DSpark.lacks | {"the plugin for vLLM": "vLLM runs DFlash 2 itself, in z-lab's layout."}
+    fixed = {"pure_draft_prefix_len": 0}
+    ranges = BlockConfig.ranges | {"selector_rank": WIDTH, "selector_top_k": (1, MOST_DRAFTED)}
+    lacks = {"the plugin for vLLM": "vLLM runs DFlash 2 itself, in z-lab's layout."}
 
-    def build(self) -> None:
-        """See [`Kind`]; the names are those of the releases."""
-        super().build()
-        self.drafter.candidate_selector = CandidateSelector(self.config)
-
-    @property
-    def head(self) -> CandidateSelector:
-        """See [`Kind`]."""
-        return self.drafter.candidate_selector
+    @classmethod
+    def sizes_for(cls, hidden_size: int) -> dict[str, int]:
+        return super().sizes_for(hidden_size) | {"selector_rank": rank_for(hidden_size)}
 
 
 class CandidateSelector(MarkovHead):
     """The embedding of the token before, each number times one of the draft hidden state."""
 
-    def __init__(self, config: DominoConfig):
+    def __init__(self, config: DFlash2Config):
         nn.Module.__init__(self)
         self.top_k, rank = config.selector_top_k, config.selector_rank
         self.state_size = rank
@@ -67,23 +67,37 @@ class CandidateSelector(MarkovHead):
 
     @property
     def up(self) -> nn.Linear:
-        """See [`CorrectionHead`]."""
         return self.successor_codebook
 
     @property
     def table(self) -> nn.Embedding:
-        """See [`MarkovHead`]."""
         return self.predecessor_codebook
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
         return self.hidden_projection(draft_hidden)
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
         return part * states
 
     def narrow(self, base_logits: torch.Tensor) -> torch.Tensor:
-        """See [`CorrectionHead`]; the candidates' are as they are."""
         kept = base_logits.topk(min(self.top_k, base_logits.shape[-1]), dim=-1)
         return torch.full_like(base_logits, LEFT_OUT).scatter(-1, kept.indices, kept.values)
+
+
+class DFlash2Model(BlockModel):
+    """A DFlash 2 drafter: a backbone with convolutions, and a selector among the likeliest tokens."""
+
+    config_class = DFlash2Config
+    config: DFlash2Config
+    candidate_selector: CandidateSelector
+
+    def build(self) -> None:
+        super().build()
+        self.candidate_selector = CandidateSelector(self.config)
+
+    @property
+    def head(self) -> CandidateSelector:
+        return self.candidate_selector
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        return self.head.trained_parameters()

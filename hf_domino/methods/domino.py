@@ -1,4 +1,4 @@
-"""Domino: a GRU over the chosen tokens and a low-rank projection onto the vocabulary correct a DFlash block.
+"""Domino: a GRU over the chosen tokens and a low-rank projection onto the vocabulary correct a block of the backbone.
 
 Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W1 [z_k ; state_k]). W1 is split by columns into a part for
 the draft hidden state, computed once for the block, and a part for the prefix state, computed once per token.
@@ -14,100 +14,46 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
 from torch import nn
 
 import domino_kernels
 from domino_kernels.dispatch import FLOATS
 from domino_kernels.reference import step_from_products
+from hf_domino.configuration.checks import WIDTH
+from hf_domino.configuration.from_target import rank_for
 from hf_domino.methods.backbone import ZeroLinear
-from hf_domino.methods.block import DFLASH_LINK, Block, CorrectionHead
+from hf_domino.methods.block import BlockModel
+from hf_domino.methods.block_config import BlockConfig
+from hf_domino.methods.correction import CorrectionHead
 
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
 
 
-class Domino(Block):
-    """Domino: DFlash's backbone, and a head that corrects its drafts token by token."""
+@strict
+class DominoMethodConfig(BlockConfig):
+    """Configuration of a drafter that drafts by Domino.
+
+    Args:
+        emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
+        gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
+        kwargs: The fields of [`BlockConfig`].
+    """
+
+    projector_type: str = "domino"
+    emb_dim: int = 256
+    gru_hidden_dim: int = 1024
 
     title = "Domino"
-    link = "[Domino](https://arxiv.org/abs/2605.29707)"
-    papers = ("domino", "dflash")
-    way = f" (a {DFLASH_LINK} backbone), a GRU corrects them token by token"
     head_layers = {"prefix_gru": "weight_hh_l0", "embed_proj.0": "weight", "embed_proj.2": "weight"}
-    head_fields = ("emb_dim", "gru_hidden_dim")
-    head_options = ("pure_draft_prefix_len",)
     defaults = {"pure_draft_prefix_len": 1}  # which SGLang wants, and which costs nothing: docs/results.md
+    ranges = BlockConfig.ranges | {"emb_dim": WIDTH, "gru_hidden_dim": WIDTH}
 
-    def build(self) -> None:
-        """See [`Kind`]; the names are those of the releases."""
-        super().build()
-        drafter, config = self.drafter, self.config
-        drafter.prefix_gru = PrefixGRU(config.hidden_size, config.gru_hidden_dim)
-        drafter.embed_proj = correction_projection(
-            config.hidden_size, config.gru_hidden_dim, config.emb_dim, config.draft_width
-        )
-
-    @property
-    def head(self) -> DominoHead:
-        """See [`Kind`]."""
-        return DominoHead(self.drafter.prefix_gru, self.drafter.embed_proj)
-
-    def head_parameters(self) -> list[nn.Parameter]:
-        """See [`Kind`]."""
-        return list(self.drafter.embed_proj.parameters())
-
-
-class DominoHead(CorrectionHead):
-    """A prefix state that has read all tokens from the anchor on, and a low-rank projection of it."""
-
-    def __init__(self, gru: PrefixGRU, projection: nn.Sequential):
-        self.gru, self.projection = gru, projection
-
-    @property
-    def up(self) -> nn.Linear:
-        """See [`CorrectionHead`]."""
-        return cast(nn.Linear, self.projection[2])
-
-    def initial_state(self, num_rows: int) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        return self.gru.initial_state(num_rows)
-
-    @property
-    def _down(self) -> torch.Tensor:
-        """W1, `[R, H + G]`, with what PEFT's adapters add to it while they are trained."""
-        layer: Any = self.projection[0]
-        weight = layer.weight
-        if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
-            for adapter in getattr(layer, "active_adapters", ()):
-                weight = weight + layer.get_delta_weight(adapter)
-        return weight
-
-    def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        return F.linear(draft_hidden, self._down[:, : draft_hidden.shape[-1]])
-
-    def project_state(self, states: torch.Tensor) -> torch.Tensor:
-        """The states' part of what SiLU reads: `[..., G]` to `[..., R]`."""
-        return F.linear(states, self._down[:, -states.shape[-1] :])
-
-    def step(
-        self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
-    ) -> torch.Tensor:
-        """See [`CorrectionHead`]; what is drafted at a position does not matter."""
-        return self.gru.step(target.embed(token_ids).to(states), states)
-
-    def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        return self.gru(target.embed(token_ids).to(draft_hidden.device, self.up.weight.dtype))
-
-    def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """See [`CorrectionHead`]."""
-        return F.silu(part + self.project_state(states))
-
-    def fits_kernels(self, device: torch.device) -> bool:
-        """See [`CorrectionHead`]."""
-        weight = self.gru.weight_hh_l0
-        return weight.dtype in FLOATS and weight.device == device
+    @classmethod
+    def sizes_for(cls, hidden_size: int) -> dict[str, int]:
+        own = {"emb_dim": rank_for(hidden_size), "gru_hidden_dim": max(32, min(1024, hidden_size // 2))}
+        return super().sizes_for(hidden_size) | own
 
 
 class PrefixGRU(nn.Module):
@@ -195,3 +141,80 @@ def correction_projection(hidden_size: int, state_size: int, rank: int, width: i
     """W2 SiLU(W1 [z ; state]) of so many tokens that are drafted; fresh ones correct nothing."""
     down = nn.Linear(hidden_size + state_size, rank, bias=False)
     return nn.Sequential(down, nn.SiLU(), ZeroLinear(rank, width, bias=False))
+
+
+class DominoHead(CorrectionHead):
+    """A prefix state that has read all tokens from the anchor on, and a low-rank projection of it.
+
+    A module that has it among its bases has the head's modules, under the names of the releases.
+    """
+
+    prefix_gru: PrefixGRU
+    embed_proj: nn.Sequential
+
+    def build_head(self, config: DominoMethodConfig, width: int) -> None:
+        """Add fresh modules, which correct the logits of this many tokens."""
+        sizes = config.hidden_size, config.gru_hidden_dim
+        self.prefix_gru = PrefixGRU(*sizes)
+        self.embed_proj = correction_projection(*sizes, config.emb_dim, width)
+
+    @property
+    def gru(self) -> PrefixGRU:
+        return self.prefix_gru
+
+    @property
+    def up(self) -> nn.Linear:
+        return cast(nn.Linear, self.embed_proj[2])
+
+    def initial_state(self, num_rows: int) -> torch.Tensor:
+        return self.prefix_gru.initial_state(num_rows)
+
+    @property
+    def _down(self) -> torch.Tensor:
+        """W1, `[R, H + G]`, with what PEFT's adapters add to it while they are trained."""
+        layer: Any = self.embed_proj[0]
+        weight = layer.weight
+        if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
+            for adapter in getattr(layer, "active_adapters", ()):
+                weight = weight + layer.get_delta_weight(adapter)
+        return weight
+
+    def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
+        return F.linear(draft_hidden, self._down[:, : draft_hidden.shape[-1]])
+
+    def project_state(self, states: torch.Tensor) -> torch.Tensor:
+        """The states' part of what SiLU reads: `[..., G]` to `[..., R]`."""
+        return F.linear(states, self._down[:, -states.shape[-1] :])
+
+    def step(
+        self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
+    ) -> torch.Tensor:
+        return self.prefix_gru.step(target.embed(token_ids).to(states), states)
+
+    def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
+        return self.prefix_gru(target.embed(token_ids).to(draft_hidden.device, self.up.weight.dtype))
+
+    def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        return F.silu(part + self.project_state(states))
+
+    def fits_kernels(self, device: torch.device) -> bool:
+        weight = self.prefix_gru.weight_hh_l0
+        return weight.dtype in FLOATS and weight.device == device
+
+
+class DominoMethodModel(BlockModel, DominoHead):
+    """A drafter that drafts by Domino: DFlash's backbone, and a head that corrects its drafts token by token."""
+
+    config_class = DominoMethodConfig
+    config: DominoMethodConfig
+
+    def build(self) -> None:
+        super().build()
+        self.build_head(self.config, self.config.draft_width)
+
+    @property
+    def head(self) -> CorrectionHead:
+        return self
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        return list(self.embed_proj.parameters())

@@ -66,7 +66,7 @@ def test_blocks_side_by_side_read_the_text(wide, drafter):
     view, reference = TargetModel(wide, drafter.config), Formula(drafter, wide)
     outputs = wide(ids, output_hidden_states=True, use_cache=False)
     states = [outputs.hidden_states[layer + 1] for layer in (0, 2)]
-    found = drafter.kind.draft_blocks(view, ids, drafter.fuse_context(states), anchors)
+    found = drafter.draft_blocks(view, ids, drafter.fuse_context(states), anchors)
     assert found.shape == (2, 4, 4, 32)
     for row, index in ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2)):
         anchor = int(anchors[row, index])
@@ -78,7 +78,7 @@ def test_blocks_side_by_side_read_the_text(wide, drafter):
                 entries, state = reference.go_on(entries, state, int(ids[row, anchor + depth + 1]))
             else:
                 break
-    without = drafter.kind.draft_blocks(view, ids, None, anchors)
+    without = drafter.draft_blocks(view, ids, None, anchors)
     assert without.shape == found.shape
     # Before the first token there is none.
     torch.testing.assert_close(without[1, 0], found[1, 0], rtol=PATHS_TOL, atol=PATHS_TOL)

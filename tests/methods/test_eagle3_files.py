@@ -132,8 +132,8 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
     view, reference = TargetModel(deep, loaded.config), Formula(ours, deep)
     ids = torch.arange(9, 24)[None]
     states = loaded.fuse_context(view.captured(deep(ids, **view.capture_kwargs())))
-    hidden = loaded.kind.draft_blocks(view, ids, states, torch.tensor([[7]]))[0, 0]
-    logits = loaded.vocabulary.scatter(loaded.kind.logits(view, hidden))
+    hidden = loaded.draft_blocks(view, ids, states, torch.tensor([[7]]))[0, 0]
+    logits = loaded.vocabulary.scatter(loaded.logits(view, hidden))
     entries, state = reference.begin(ids[0, :8].tolist())
     for depth in range(3):
         torch.testing.assert_close(logits[depth].double(), reference.logits(state), rtol=PATHS_TOL, atol=PATHS_TOL)

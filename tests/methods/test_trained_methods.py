@@ -17,7 +17,7 @@ CARD = (
 LACKS = {
     ("--projector-type", "domino"): "the drafter of a new head",
     ("--train-only", "head"): "train_only",
-    ("--gradient-checkpointing", "true"): "the drafter's kind with gradient_checkpointing",
+    ("--gradient-checkpointing", "true"): "the drafter's method with gradient_checkpointing",
     ("--start-from-target", "true"): "start_from_target",
 }
 
@@ -38,7 +38,7 @@ def test_it_is_trained_and_used_and_what_it_lacks_is_named(
     pair = ["--target", str(saved_pair[0]), "--drafter", run]
     assert main(["generate", *pair, "--max-new-tokens", "8", "t7 t8"]) == 0
     assert main(["export", "--drafter", run, "--output", f"{run}-out"]) == 2
-    assert "the drafter's kind with export must be" in capsys.readouterr().err
+    assert "the drafter's method with export must be" in capsys.readouterr().err
     again = {name: value for name, value in fields.items() if name not in ("projector_type", "block_size")}
     new = fields | {"output_dir": str(tmp_path / "again")}
     again |= {"drafter": run, "output_dir": str(tmp_path / "again")}

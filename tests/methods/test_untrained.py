@@ -64,15 +64,15 @@ def test_it_serves_a_pacer_and_processors(wide, drafter):
     ],
 )
 def test_what_it_lacks_is_refused_by_name(wide, drafter, tmp_path, use, feature):
-    title = drafter.config.kind.title
-    with pytest.raises(ValueError, match=f"the drafter's kind with {feature} must be .*got '{title}'"):
+    title = drafter.config.title
+    with pytest.raises(ValueError, match=f"the drafter's method with {feature} must be .*got '{title}'"):
         use(drafter, wide, tmp_path / "out")
 
 
 def test_the_command_does_not_train_it(recipe, train, capsys):
     fields = {name: value for name, value in recipe.items() if name not in ("num_hidden_layers", "shift_label")}
     assert train(fields | {"projector_type": "recycling"}) == 2
-    assert "the drafter's kind with training must be" in capsys.readouterr().err
+    assert "the drafter's method with training must be" in capsys.readouterr().err
 
 
 def test_what_it_cannot_be_made_of_is_refused(wide):

@@ -11,7 +11,7 @@ from oracle import faults
 from torch.nn.functional import normalize, silu
 
 from hf_domino.decoding.static.fixed_caches import FixedContext
-from hf_domino.drafter import modeling
+from hf_domino.methods import modeling
 from hf_domino.methods.context import ContextCache
 from hf_domino.target.view import TargetModel
 
@@ -151,7 +151,7 @@ def test_blocks_side_by_side(make, target, windows):
     drafter, ids = make(windows), torch.randint(4, 64, (2, LENGTH))
     view, anchors = TargetModel(target, drafter.config), torch.tensor([[1, 9, 24], [5, 17, -1]])
     context, _, positions = inputs(batch_size=2)
-    found = drafter.kind.draft_blocks(view, ids, context, anchors)
+    found = drafter.draft_blocks(view, ids, context, anchors)
     for row, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):
         anchor = int(anchors[row, index])
         block = torch.tensor([[int(ids[row, anchor])] + [drafter.config.mask_token_id] * (BLOCK - 1)])

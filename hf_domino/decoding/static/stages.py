@@ -20,9 +20,9 @@ from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.phases import PhaseTimer
-from hf_domino.methods.context import ContextCache
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import ContextCache, NewContext
+from hf_domino.statistics.phases import PhaseTimer
 from hf_domino.target.view import Captured, TargetModel
 
 
@@ -204,4 +204,5 @@ class StaticDraftSession(DraftSession):
         context = self._fixed
         positions = (context.start + torch.arange(pending.shape[1], device=self.drafter.device))[None]
         features = self.drafter.fuse_context([pending])
-        return self.drafter.kind.draft(self.target, anchors, context.length[None, None], features, positions, context)
+        new = NewContext(features, positions)
+        return self.drafter.draft(self.target, anchors, context.length[None, None], new, context)

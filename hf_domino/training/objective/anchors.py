@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.side_by_side import UNUSED, block_positions, gather_positions
 from hf_domino.training.objective.forward import STATES
 

@@ -1,8 +1,8 @@
 """The tokens that drafts are chosen among, all of the target's or the few of a draft vocabulary; drafters of fewer.
 
 Text is mostly made of a language model's frequent tokens. A token that is never proposed costs acceptance where it
-comes, not exactness, so base logits, W2 and the draft's law may be of the D most frequent ones alone: FR-Spec (arXiv
-2502.14856). Columns count them by ascending ids; an id is the target's wherever it goes.
+comes, not exactness, so base logits, W2 and the draft's distribution may be of the D most frequent ones alone: FR-Spec
+(arXiv 2502.14856). Columns count them by ascending ids; an id is the target's wherever it goes.
 
 Shapes: V tokens of the target, D of the draft vocabulary, H hidden size.
 """
@@ -117,7 +117,6 @@ class ReducedVocabulary(DraftVocabulary):
         return self._token_ids
 
     def total(self, num_columns: int) -> int:
-        """See [`DraftVocabulary`]."""
         return self._num_tokens
 
     def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
@@ -132,28 +131,23 @@ class ReducedVocabulary(DraftVocabulary):
         return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias), scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
-        """See [`DraftVocabulary`]."""
         check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
         head = target.readable_head
         # A write to `weight.data`, as of PEFT's merge, leaves no trace.
         return None if head is None else rows_of(head, self._d2t, anew=True).weight.data_ptr()
 
     def ids(self, columns: torch.Tensor) -> torch.Tensor:
-        """See [`DraftVocabulary`]."""
         return self.token_ids.to(columns.device)[columns]
 
     def columns(self, ids: torch.Tensor) -> torch.Tensor:
-        """See [`DraftVocabulary`]."""
         token_ids = self.token_ids.to(ids.device)
         nearest = torch.searchsorted(token_ids, ids.contiguous()).clamp_max(len(token_ids) - 1)
         return torch.where(token_ids[nearest] == ids, nearest, -1)
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """See [`DraftVocabulary`]."""
         return values.index_select(-1, self.token_ids.to(values.device))
 
     def scatter(self, scores: torch.Tensor) -> torch.Tensor:
-        """See [`DraftVocabulary`]."""
         all_scores = scores.new_full((*scores.shape[:-1], self._num_tokens), -torch.inf)
         return all_scores.index_copy_(-1, self.token_ids.to(scores.device), scores)
 
@@ -171,7 +165,7 @@ def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = 
     config.draft_vocab_size = None if len(d2t) == config.vocab_size else len(d2t)
     tensors[D2T] = d2t.to(drafter.device)
     chosen = dict[str, torch.Tensor]()
-    for name, shape in config.kind.shapes(config).items():
+    for name, shape in config.shapes().items():
         tensor = tensors[name].detach()
         chosen[name] = tensor.clone() if tensor.shape == shape else tensor.index_select(0, columns)
     with torch.device("meta"):

@@ -13,8 +13,8 @@ from torch import nn
 from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.formats.draft_vocabulary import d2t_of, ids_of
+from hf_domino.methods.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.target.view import TargetModel
 
 IDS = [0, 1, 5, 9, 33, 34, 63]
@@ -98,7 +98,7 @@ def test_scales_that_a_drafter_tells_are_in_place_of_the_targets(tiny_qwen3, tin
         drafter = build_drafter(target, **told)
         view, raw = TargetModel(target, drafter.config), target.lm_head(hidden)
         for own, logits in ((drafter, raw), (drafter.restricted(IDS), raw[..., IDS])):
-            torch.testing.assert_close(own.kind.logits(view, hidden), 2 * torch.tanh(logits / 4), **LOGITS_TOL)
+            torch.testing.assert_close(own.logits(view, hidden), 2 * torch.tanh(logits / 4), **LOGITS_TOL)
         table = target.get_input_embeddings().weight
         torch.testing.assert_close(view.embed(torch.tensor(IDS), 3.0), 3.0 * table[IDS])
 

@@ -1,8 +1,7 @@
-"""`DominoDraftModel`: the model that a drafter of any kind is, loaded, saved, viewed and counted in one way.
+"""`DominoDraftModel`: the model that a drafter of any method is, loaded, saved, viewed and counted in one way.
 
-What it drafts by is its kind's, in `hf_domino.methods`. Embeddings and lm_head are the target's and are not stored.
-
-Shapes: B batch, C new context positions, H hidden size, L captured layers.
+A method is a subclass of it, with the hooks of [`~methods.interface.DraftingMethod`].
+Embeddings and lm_head are the target's and are not stored.
 """
 
 from __future__ import annotations
@@ -18,25 +17,24 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.stats import DecodingStats, last_stats
-from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.configuration.registry import METHODS
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
 from hf_domino.formats.loading import check_finite, translate
 from hf_domino.formats.standalone import write_bundle
 from hf_domino.methods.backbone import ZeroLinear
-from hf_domino.methods.block import CorrectionHead
-from hf_domino.methods.domino import PrefixGRU
-from hf_domino.methods.kind import Kind
+from hf_domino.methods.interface import DraftingMethod
+from hf_domino.methods.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
+from hf_domino.statistics.stats import DecodingStats, last_stats
 
 
-class DominoDraftModel(PreTrainedModel):
+class DominoDraftModel(DraftingMethod, PreTrainedModel):
     """A drafter: reads target hidden states and proposes a block of tokens in one parallel pass.
 
-    Pass it as `assistant_model` to `generate` or to a text-generation pipeline. Its kind is the configuration's
-    `projector_type`.
+    Pass it as `assistant_model` to `generate` or to a text-generation pipeline. `DominoDraftModel(config)` and
+    `from_pretrained` give an instance of the subclass of the configuration's method.
 
     Args:
         config (`DominoConfig`): Sizes and conventions; see [`DominoConfig.for_target`].
@@ -58,37 +56,43 @@ class DominoDraftModel(PreTrainedModel):
 
     config_class = DominoConfig
     base_model_prefix = "model"
-    main_input_name = "noise_embeds"
     input_modalities = ("text",)
-    _no_split_modules = ["BackboneLayer"]
+    _no_split_modules: list[str] = []
     _supports_sdpa = True
     supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
-    prefix_gru: PrefixGRU  # of Domino
-    embed_proj: nn.Sequential
+
+    def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> DominoDraftModel:
+        """Make a model of the configuration's method."""
+        is_method = cls is not DominoDraftModel or not isinstance(config, DominoConfig)
+        return super().__new__(cls if is_method else METHODS[config.projector_type])
 
     def __init__(self, config: DominoConfig):
+        if not isinstance(config, self.config_class):
+            remedy = "DominoDraftModel(config) makes the drafter of any method."
+            raise refusal(f"config of {type(self).__name__}", self.config_class.__name__, type(config).__name__, remedy)
         config.check()  # `from_pretrained` sets fields after it has built the configuration
         super().__init__(config)
-        self.kind.build()
+        self.build()
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.post_init()
 
-    @property
-    def kind(self) -> Kind:
-        """Its configuration's kind, drafting by its weights."""
-        return self.config.kind(self)
+    @classmethod
+    def shapes(cls, config: DominoConfig) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors that a configuration describes, by name; none of them is made."""
+        described = cls.__new__(cls)
+        nn.Module.__init__(described)
+        described.config = config
+        with torch.device("meta"):
+            described.build()
+        found = {name: tuple(weight.shape) for name, weight in described.named_parameters()}
+        return found if config.draft_vocab_size is None else found | {"d2t": (config.draft_vocab_size,)}
 
     @property
     def has_correction_head(self) -> bool:
         """Whether drafts are corrected token by token (Domino, DSpark) or taken as they are (DFlash)."""
-        return bool(self.config.kind.head_layers)
-
-    @property
-    def head(self) -> CorrectionHead | None:
-        """What corrects them."""
-        return self.kind.head
+        return bool(self.config.head_layers)
 
     @property
     def vocabulary(self) -> DraftVocabulary:
@@ -109,7 +113,7 @@ class DominoDraftModel(PreTrainedModel):
         return last_stats(self)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to generate: a drafter has no law of its own.
+        """Refuse to generate: a drafter has no distribution of its own.
 
         Raises:
             ValueError: Always, saying which call is meant.
@@ -136,19 +140,16 @@ class DominoDraftModel(PreTrainedModel):
 
         ```
         """
-        view = copy.copy(self)
-        view.config = copy.deepcopy(self.config)
-        DominoConfig.refuse_unknown(changes)
-        for field, value in changes.items():
-            setattr(view.config, field, value)
-        if view.config.draft_vocab_size != self.config.draft_vocab_size:
+        config = self.config.changed(**changes)
+        if config.draft_vocab_size != self.config.draft_vocab_size:
             remedy = "Take a copy with fewer tokens: drafter.restricted(token_ids)."
-            raise refusal("draft_vocab_size", self.config.draft_vocab_size, view.config.draft_vocab_size, remedy)
-        view.config.check()
-        shapes, own = (each.kind.shapes(each) for each in (view.config, self.config))
-        if not shapes.items() <= own.items():
+            raise refusal("draft_vocab_size", self.config.draft_vocab_size, config.draft_vocab_size, remedy)
+        if not config.shapes().items() <= self.config.shapes().items():
             remedy = "Make a drafter of that shape: DominoDraftModel(DominoConfig.for_target(target.config, ...))."
             raise refusal(f"{', '.join(changes)} of a view", "of the drafter's own weights", changes, remedy)
+        view = copy.copy(self)
+        view.__class__ = METHODS[config.projector_type]
+        view.config = config
         return view
 
     def restricted(self, token_ids: Sequence[int] | torch.Tensor) -> DominoDraftModel:
@@ -176,29 +177,18 @@ class DominoDraftModel(PreTrainedModel):
         """
         return restrict(self, token_ids)
 
-    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Fuse target hidden states into context features.
-
-        Args:
-            hidden_states (`Sequence[torch.Tensor]`): L tensors `[B, C, H]`, the outputs of `config.target_layer_ids`.
-
-        Returns:
-            `torch.Tensor`: Context features `[B, C, H]` in the drafter's dtype.
-        """
-        return self.kind.fuse_context(hidden_states)
-
     def forward(self, *args: Any, within: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Run the weights as its kind does, or whatever else needs them.
+        """Run the layers as its method does, or whatever else needs the weights.
 
         Args:
-            args, kwargs: Of its kind's [`~methods.kind.Kind.forward`].
+            args, kwargs: Those of the method's `draft_states`.
             within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` follow
                 gradients of what runs inside a forward.
 
         Returns:
             `torch.Tensor`: Draft hidden states `[B, Q, H]`, or what `within` returns.
         """
-        return self.kind.forward(*args, **kwargs) if within is None else within()
+        return self.draft_states(*args, **kwargs) if within is None else within()
 
     def get_input_embeddings(self) -> None:
         """Return None: embeddings are the target's. Sharding by `accelerate` asks."""
@@ -265,50 +255,10 @@ class DominoDraftModel(PreTrainedModel):
         Raises:
             ValueError: With both `standalone` and `push_to_hub`.
         """
-        self.config.kind.refuse_what_it_lacks("save_pretrained")
+        self.config.check_supports("save_pretrained")
         if standalone and kwargs.get("push_to_hub"):
             remedy = "It would not be uploaded: save the folder, and send it by hf-domino push."
             raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
         super().save_pretrained(save_directory, *args, **kwargs)
         if standalone and kwargs.get("is_main_process", True):
             write_bundle(save_directory)
-
-
-def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
-    """Make a drafter that needs no training: it proposes what the target has given before (arXiv 2408.08696).
-
-    Of each token it keeps the eight likeliest successors, as the target gave them last, from one call to the next. So
-    keep the drafter, too.
-
-    Args:
-        target (`PreTrainedModel`): The target it is for, on its device.
-        fields: Fields of [`DominoConfig`], such as `draft_tree_size` (defaults to 32 nodes) or `block_size` (defaults
-            to paths of 8).
-
-    Raises:
-        ValueError: If the target is no model, or a field is unknown or out of its range.
-
-    Example:
-    ```python
-    >>> import torch
-    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
-    >>> import hf_domino
-    >>> target = Qwen3ForCausalLM(Qwen3Config(
-    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-    ...     num_key_value_heads=1, head_dim=16,
-    ... ))
-    >>> drafter, ids = hf_domino.recycling(target), torch.tensor([[5, 9, 33]])
-    >>> options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
-    >>> torch.equal(target.generate(ids, assistant_model=drafter, **options), target.generate(ids, **options))
-    True
-
-    ```
-    """
-    embeddings = getattr(target, "get_input_embeddings", lambda: None)()
-    if embeddings is None:
-        remedy = "Pass the model itself, as from_pretrained returned it."
-        raise refusal("target", "a causal language model", type(target).__name__, remedy)
-    device = embeddings.weight.device
-    config = DominoConfig.for_target(target.config, projector_type="recycling", **fields)
-    with torch.inference_mode(False):  # the table is written to later, in any mode
-        return DominoDraftModel(config).to("cpu" if device.type == "meta" else device)

@@ -45,7 +45,7 @@ def test_saved_and_loaded(adapted, adapter, saved_pair):
     assert not torch.equal(expected, draft(alone))
     alone.load_adapter(str(adapter))
     for drafter in (by_name, alone):
-        assert type(drafter) is DominoDraftModel
+        assert isinstance(drafter, DominoDraftModel)
         assert torch.equal(draft(drafter), expected)
 
 

@@ -19,8 +19,9 @@ def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> A
         return tokenizer(prompt["text"])
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError('prompts with "messages" need a tokenizer with a chat template: give prompts with "text".')
+    own = prompt.get("chat_template_kwargs") or {}
     return tokenizer.apply_chat_template(
-        prompt["messages"], prompt.get("tools"), add_generation_prompt=True, return_dict=True, **variables
+        prompt["messages"], prompt.get("tools"), add_generation_prompt=True, return_dict=True, **{**own, **variables}
     )
 
 

@@ -96,7 +96,7 @@ def _add(answer: dict[str, Any], read: list[int], text: Written, tokenizer: Any,
 def _message(read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> Message:
     """Turn what the target wrote into a message: by the tokenizer's `response_template`, or else all but its end.
 
-    Markers of reasoning and channels are special tokens. Without them, chat templates would take reasoning for an answer.
+    Markers of reasoning and channels are special tokens; without them, a chat template takes reasoning for an answer.
     """
     words = tokenizer.decode(text.ids[:-1] if text.ended else text.ids)
     message: Message = {"role": ASSISTANT, "content": words}

@@ -8,9 +8,9 @@ would write it. A turn that opens the conversation carries no loss: the target w
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Mapping
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
@@ -83,14 +83,14 @@ def with_own_system(messages: list[Message], system: str | None) -> list[Message
     """Put the system turn that a record names in front of its chat, which must not have another."""
     own = messages[0]["content"] if messages[0]["role"] == "system" else system
     if system is not None and own != system:
-        raise ValueError(f"field `system` must be the chat's own system turn, got {system[:60]}: leave one of them out.")
+        raise ValueError(f"field `system` must be the chat's own system turn, got {system[:60]}: leave one out.")
     return with_system(messages, system)
 
 
 def _read_message(given: Any, name: str) -> Message:
     message = {field: value for field, value in given.items() if value is not None} if isinstance(given, dict) else {}
     speaker = message.get("role")
-    roles = {name: name for name in SPEAKERS}
+    roles = dict(zip(SPEAKERS, SPEAKERS, strict=True))
     if "from" in message and speaker is None:
         speaker, roles = message.pop("from"), ROLES
         message["content"] = message.pop("value", None)
@@ -102,7 +102,7 @@ def _read_message(given: Any, name: str) -> Message:
     if speaker not in roles:
         remedy = "Name the speaker so, or give the chat as it is rendered, as `prompt` and `completion`."
         raise refusal(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)
-    return message | {"role": roles[speaker], "content": content}
+    return {"role": roles[speaker], **message, "content": content}
 
 
 # --- token ids ----------------------------------------------------------------------------------------------------
@@ -124,7 +124,6 @@ def encode_chat(
     Rows are one, one more for every turn that the whole renders differently, and `UNTOLD` for every turn that does not
     begin as the template asks for it. A conversation whose turns carry no weight is one empty row.
     """
-    _check_template(tokenizer)
     roles = [message["role"] for message in messages]
     asked = next((number for number, role in enumerate(roles) if role not in BEFORE_A_QUESTION), 1)
     first = start or max(asked, 1)
@@ -168,7 +167,8 @@ def _turns_of(
         if not after.startswith(before) and not _has_generation_blocks(tokenizer):
             untold.append(UNTOLD)
             continue
-        turns.append(_Turn(number, len(commonprefix([before, after])), after))
+        shared = (first == second for first, second in zip(before, after, strict=False))
+        turns.append(_Turn(number, sum(itertools.takewhile(bool, shared)), after))
     return turns, untold
 
 
@@ -218,16 +218,12 @@ def _generation_blocks(
     return blocks
 
 
-def _check_template(tokenizer: Any) -> None:
+def _render(messages: list[Message], tokenizer: Any, **kwargs: Any) -> str:
     if tokenizer.chat_template is None:
         raise ValueError(
             "field `messages` needs a tokenizer with a chat template, and this one has none: "
             "set tokenizer.chat_template, or use `prompt` and `completion`."
         )
-
-
-def _render(messages: list[Message], tokenizer: Any, **kwargs: Any) -> str:
-    _check_template(tokenizer)
     try:
         return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
     except Exception as error:  # a template is a program of its own, and may raise anything

@@ -6,6 +6,7 @@ A row is `{"input_ids": [...], "loss_mask": [...]}`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import contains
 from typing import Any
 
 from hf_domino.data.chat import (
@@ -29,7 +30,7 @@ from hf_domino.data.names import (
     template_arguments,
 )
 
-MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask")
+MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask", "labels")
 UNLABELLED = -100  # as Transformers marks tokens without loss
 NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `input_ids`"
 
@@ -101,18 +102,15 @@ def _read_ids(record: Mapping[str, Any]) -> Row:
         raise ValueError(f"field `prompt_length` must be in [0, {len(ids)}], got {start!r}.")
     loss_mask = _supervised(ids, start)["loss_mask"]
     for name in MASKS:
-        mask = record.get(name)
-        if mask is None:
+        values = record.get(name)
+        if values is None:
             continue
-        if not isinstance(mask, list) or len(mask) != len(ids) or not set(mask) <= {0, 1}:
-            raise ValueError(f"field `{name}` must be {len(ids)} zeros and ones, got {str(mask)[:60]}.")
-        loss_mask = [int(before and value) for before, value in zip(loss_mask, mask, strict=True)]
-    labels = record.get("labels")
-    if labels is not None:
-        if not isinstance(labels, list) or len(labels) != len(ids) or not _are_labels(labels, ids):
-            expected = f"{len(ids)} numbers, each that of `input_ids` or {UNLABELLED}"
-            raise ValueError(f"field `labels` must be {expected}, got {str(labels)[:60]}.")
-        loss_mask = [int(before and label != UNLABELLED) for before, label in zip(loss_mask, labels, strict=True)]
+        blank = UNLABELLED if name == "labels" else 0
+        allowed = [(blank, token if name == "labels" else 1) for token in ids]
+        if not isinstance(values, list) or len(values) != len(ids) or not all(map(contains, allowed, values)):
+            other = "that of `input_ids`" if name == "labels" else "1"
+            raise ValueError(f"field `{name}` must be {len(ids)} numbers, {blank} or {other}, got {str(values)[:60]}.")
+        loss_mask = [int(before and value != blank) for before, value in zip(loss_mask, values, strict=True)]
     attended = record.get("attention_mask")
     if attended is not None and not all(attended):
         first, num_read = (attended.index(1), sum(attended)) if any(attended) else (0, 0)
@@ -120,10 +118,6 @@ def _read_ids(record: Mapping[str, Any]) -> Row:
             raise ValueError("field `attention_mask` must be 0 on padding alone, in front of the row or behind it.")
         ids, loss_mask = ids[first : first + num_read], loss_mask[first : first + num_read]
     return {"input_ids": ids, "loss_mask": loss_mask}
-
-
-def _are_labels(labels: list[Any], ids: list[int]) -> bool:
-    return all(label in (UNLABELLED, token) for label, token in zip(labels, ids, strict=True))
 
 
 def _answer(record: Mapping[str, Any]) -> str:

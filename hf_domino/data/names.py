@@ -1,14 +1,15 @@
 """Names in records that change the loss or the prompt, beside the fields that hold a text or a chat.
 
-`NAMES` is the whole list: where each name is read, and where it is refused. A name that is not in it is taken for a note,
-such as a topic or a source. Where a name is neither read nor refused, something else says the same already: the ids of a
-row hold its system turn, and a chat template is given every message whole.
+`NAMES` is the whole list: where each name is read, and where it is refused. A name that is not in it is taken for a
+note, such as a topic or a source. Where a name is neither read nor refused, something else says the same already: the
+ids of a row hold its system turn, and a chat template is given every message whole.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 # What a name may stand beside, or in.
@@ -79,27 +80,23 @@ def has_loss(fields: Mapping[str, Any], can_learn: bool = True) -> bool:
 
 def read_system(record: Mapping[str, Any]) -> str | None:
     """Read the system turn that a record names beside its chat; None if there is none."""
-    given = {name: record[name] for name in ("system", "system_prompt") if record.get(name)}
-    for name, value in given.items():
-        if not isinstance(value, str):
-            raise ValueError(f"field `{name}` must be a string, got {_short(value)}.")
-    if len(set(given.values())) > 1:
-        raise ValueError("fields `system` and `system_prompt` must not differ: leave one of them out.")
-    return next(iter(given.values()), None)
+    given = [record[name] for name in ("system", "system_prompt") if record.get(name)]
+    if not given:
+        return None
+    if not isinstance(given[0], str) or given[1:] not in ([], given[:1]):
+        raise ValueError(f"field `system` (or `system_prompt`) must be one string, got {_short(given)}.")
+    return given[0]
 
 
 def read_template_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields that are arguments of the chat template: `tools`, and `chat_template_kwargs`; empty ones are left out."""
+    """Read the fields that are arguments of the chat template, objects or JSON of them, without empty ones."""
     read = {}
-    for name, kind, expected in (("tools", list, "a list of objects"), ("chat_template_kwargs", dict, "an object")):
-        value = record.get(name)
-        if not value:
-            continue
-        try:
+    for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
+        value = record.get(name) or kind()
+        with suppress(json.JSONDecodeError):
             value = json.loads(value) if isinstance(value, str) else value
-        except json.JSONDecodeError as error:
-            raise ValueError(f"field `{name}` must be {expected}, or JSON of it: {error}.") from error
         if not isinstance(value, kind):
+            expected = "a list of objects" if kind is list else "an object"
             raise ValueError(f"field `{name}` must be {expected}, or JSON of it, got {_short(value)}.")
         if value:
             read[name] = value

@@ -43,6 +43,9 @@ def from_files(paths: Sequence[str | Path]) -> Source:
     """Take records from `.jsonl`, `.json` and `.parquet` files."""
     files = [Path(path) for path in paths]
     for path in files:
+        if path.is_dir():
+            remedy = "Give a folder to `from_dataset` of hf_domino.data.records."
+            raise refusal("files of records", "files", str(path), remedy)
         if not path.is_file():
             raise FileNotFoundError(f"no training file at {path}: pass one with records.")
         if path.suffix not in RECORD_SUFFIXES:
@@ -55,13 +58,10 @@ def from_files(paths: Sequence[str | Path]) -> Source:
     )
 
 
-def from_dataset(
-    name: str, split: str | None = None, streaming: bool = False, field: str = "the data set"
-) -> Source:
+def from_dataset(name: str, split: str | None = None, streaming: bool = False, field: str = "the data set") -> Source:
     """Take records from a data set: a folder of files, one that `save_to_disk` wrote, or `name:config` of the Hub.
 
-    The split is the only one, or else `train`. Streaming makes no copy of the whole on disk. `field` is what errors call
-    the data set.
+    The split is the only one, or else `train`. Streaming makes no copy of the whole on disk. `field` stands in errors.
     """
     import datasets
 
@@ -94,7 +94,6 @@ def from_dataset(
 
 def from_table(table: Any, name: str) -> Source:
     """Take records from a `datasets.Dataset` or a list in this process."""
-
     is_table = hasattr(table, "column_names")
 
     def records() -> Iterator[PlacedRecord]:
@@ -156,7 +155,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(record: Any, place: str, is_table: bool) -> Record:
-    """Drop the fields of a record that are null, and of a table all nulls: it fills them in where there is no such field.
+    """Drop the fields of a record that are null, and all nulls of a table, which fills them in for missing fields.
 
     Elsewhere a null inside a field was written by somebody, such as an argument of a tool call, and stays.
     """

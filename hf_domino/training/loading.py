@@ -38,15 +38,15 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
             raise refusal(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
         if name is None:
             continue
-        path = Path(name)
+        path, flag = Path(name), f"{use}_file (--{use}-file)"
         if path.is_file():
             if not path.stat().st_size:
                 raise ValueError(f"{use}_file must hold at least one record, got {name!r}: it is empty.")
             sources[use] = from_files([name])
         elif path.suffix in RECORD_SUFFIXES:
-            check_file(path, f"{use}_file")
+            check_file(path, flag)
         else:
-            sources[use] = from_dataset(name, split, streaming=most is not None, field=f"{use}_file (--{use}-file)")
+            sources[use] = from_dataset(name, split, streaming=most is not None, field=flag)
     return sources
 
 

@@ -70,8 +70,11 @@ BOTH = (f"{ASKED}well<eos>{AGAIN}fine<eos>", "well<eos>fine<eos>")
             [(f"{ASKED}(hm)well<eos>", "(hm)well<eos>"), (f"{ASKED}well<eos>{AGAIN}(hm)fine<eos>", "(hm)fine<eos>")],
         ),
     ],
-    ids=["open", "answered", "greeted", "a prompt", "a system turn", "its kwargs", "a prompt of messages", "plain text", "dropped reasoning"],
-)
+    ids=[
+        "open", "answered", "greeted", "a prompt", "a system turn", "its kwargs", "a prompt of messages", "plain text",
+        "dropped reasoning",
+    ],
+)  # fmt: skip
 def test_every_assistant_turn_is_the_targets(record, template, rows, answer):
     reason = "(hm)" * (template == DROPS_REASONING)
     (result,), tokenizer, writer = answer(
@@ -154,7 +157,7 @@ def test_a_chat_ends_where_the_template_refuses_what_the_target_wrote(answer, ma
 
 
 def test_a_prompt_that_the_template_refuses_stops_the_run(answer, marking_tokenizer):
-    with pytest.raises(ValueError, match="prompt 1: .* the chat template refuses it: no markers"):
+    with pytest.raises(ValueError, match=r"prompt 1: .* the chat template refuses it: no markers"):
         answer([{"prompt": "<think>"}], say_with_reasoning, REFUSES + TEMPLATE, marking_tokenizer)
 
 
@@ -185,7 +188,10 @@ def test_batches_take_temperatures_in_turn_and_short_prompts_go_together(answer)
         ({"prompt": ""}, "`prompt` must not be empty"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "must hold a user's message"),
         ({"messages": [TWO_TURNS[0], {"role": "system", "content": "x"}]}, "last message .* Cut the chat"),
-        ({"messages": [{"role": "human", "content": "a"}]}, r"messages\[0\]`: the speaker must be one of .* got 'human'"),
+        (
+            {"messages": [{"role": "human", "content": "a"}]},
+            r"messages\[0\]`: the speaker must be one of .* got 'human'",
+        ),
         ({"text": "a", "system": "sys"}, "`system` changes what the target reads, and is not read in a text"),
         ({"prompt": "a", "images": ["a.png"]}, "`images` changes what the target reads, .* leave such records out"),
     ],

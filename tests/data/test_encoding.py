@@ -11,6 +11,7 @@ from transformers import AutoTokenizer
 
 from hf_domino.data.encoding import encode_text
 from hf_domino.data.rows import load_rows
+from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.pair import BUNDLED, find_target
 
 BOTH, ENDS = "<mask> $A <eos>", "$A <eos>"
@@ -53,6 +54,7 @@ def test_a_text_that_the_target_goes_on_with_has_no_end(adding):
     tokenizer = adding(BOTH)
     assert tokenizer.decode(encode_text("ab", tokenizer, goes_on=True)) == "<mask>ab"
     assert tokenizer.decode(encode_text("ab<eos>", tokenizer, goes_on=True)) == "<mask>ab<eos>"
+    assert tokenizer.decode(encode(tokenizer, [{"text": "<mask>ab"}])["input_ids"][0]) == "<mask>ab"
 
 
 BYTES = "{% for m in messages %}<|mask|>{{ m.role }}<|mask|>{{ m.content }}<|endoftext|>{% endfor %}"

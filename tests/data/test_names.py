@@ -9,6 +9,9 @@ from datasets import Dataset
 from hf_domino.data.names import CHAT, IDS, MESSAGE, NAMES, TEXT
 from hf_domino.data.records import from_table
 from hf_domino.data.rows import load_rows
+from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.check.prompts import prepare_prompts
+from hf_domino.pair import read_prompts
 
 MASKED = "{% if mood %}({{ mood }}){% endif %}" + TEMPLATE
 USER, ANSWER, AGAIN, LAST = MESSAGES = [
@@ -83,8 +86,8 @@ STRINGS = {"prompt": "a", "completion": "b"}
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({**IDS_OF_FIVE, "labels": [-100, 5, 6, 7, 9]}, "`labels` must be 5 numbers, each that of `input_ids` or -100"),
-        ({**IDS_OF_FIVE, "completion_mask": [1]}, "`completion_mask` must be 5 zeros and ones"),
+        ({**IDS_OF_FIVE, "labels": [-100, 5, 6, 7, 9]}, "`labels` must be 5 numbers, -100 or that of `input_ids`"),
+        ({**IDS_OF_FIVE, "completion_mask": [1]}, "`completion_mask` must be 5 numbers, 0 or 1"),
         ({**IDS_OF_FIVE, "attention_mask": [1, 0, 1, 1, 1]}, "`attention_mask` must be 0 on padding alone"),
         ({**IDS_OF_FIVE, "position_ids": [0, 1, 0, 1, 2]}, "`position_ids` changes what the target reads"),
         ({**IDS_OF_FIVE, "weight": 0.5}, "`weight` must be 0 or 1"),
@@ -96,15 +99,18 @@ STRINGS = {"prompt": "a", "completion": "b"}
         ({"messages": [USER, {**ANSWER, "train_detail": [[0, 1]]}]}, r"messages\[1\]`: field `train_detail` changes"),
         ({"messages": MESSAGES, "images": ["a.png"]}, "`images` changes what the target reads"),
         ({"messages": MESSAGES, "functions": [{}]}, "`functions` changes what the target reads, .* Name them `tools`"),
-        ({"messages": MESSAGES, "system": ["sys"]}, "`system` must be a string"),
-        ({"messages": MESSAGES, "system": "a", "system_prompt": "b"}, "must not differ"),
+        ({"messages": MESSAGES, "system": ["sys"]}, "`system` .* must be one string"),
+        ({"messages": MESSAGES, "system": "a", "system_prompt": "b"}, "must be one string"),
         (
             {"messages": [{"role": "system", "content": "other"}, *MESSAGES], "system": "sys"},
             "`system` must be the chat's own system turn, got sys",
         ),
         ({"messages": MESSAGES, "chat_template_kwargs": "calm"}, "`chat_template_kwargs` must be an object, or JSON"),
         ({**STRINGS, "system": "sys"}, "`system` changes what the target reads, and is not read in a text"),
-        ({**STRINGS, "tools": [{}]}, "`tools` changes what the target reads, and is not read in a text, .* beside a chat"),
+        (
+            {**STRINGS, "tools": [{}]},
+            "`tools` changes what the target reads, and is not read in a text, .* beside a chat",
+        ),
         ({"text": "abc", "loss_mask": [1, 1, 0]}, "`loss_mask` changes what is learned, .* beside `input_ids`"),
     ],
 )
@@ -129,6 +135,15 @@ def test_columns_of_a_table_are_read_too(tiny_tokenizer):
     table = Dataset.from_list([{"messages": MESSAGES, "system": "sys", "topic": "none"}, {"messages": MESSAGES}])
     rows = [texts_of_row(row, tokenizer)[0] for row in load_rows(from_table(table, "table"), tokenizer)]
     assert rows == [f"<mask>system: sys<eos>{READ}", READ]
+
+
+def test_bench_and_check_ask_with_what_the_record_tells_the_template(tiny_tokenizer, tmp_path):
+    tokenizer = chat_tokenizer(tiny_tokenizer, MASKED)
+    record = {"messages": [USER], "system": "sys", "chat_template_kwargs": '{"mood": "calm"}'}
+    prompts = read_prompts(write_lines(tmp_path / "prompts.jsonl", [record]))
+    (checked,) = prepare_prompts(None, tokenizer, prompts)
+    asked = {tokenizer.decode(ids) for ids in (encode(tokenizer, prompts)["input_ids"][0], checked.input_ids[0])}
+    assert asked == {f"(calm)<mask>system: sys<eos>{ASKED}"}
 
 
 def test_every_name_is_read_or_refused_somewhere():

@@ -24,7 +24,9 @@ GENERATION_TEMPLATE = (
     "{% else %}t9 t10 {{ m.content }} end {% endif %}{% endfor %}"
 )
 # As GENERATION_TEMPLATE, but with reasoning (t12) in the last assistant turn alone.
-LAST_GENERATION_TEMPLATE = GENERATION_TEMPLATE.replace("{{ m.content }} end{%", "{{ loop.last and 't12 ' or '' }}{{ m.content }} end{%")
+LAST_GENERATION_TEMPLATE = GENERATION_TEMPLATE.replace(
+    "{{ m.content }} end{%", "{{ loop.last and 't12 ' or '' }}{{ m.content }} end{%"
+)
 # Marks the last assistant turn, as templates do that drop the reasoning of earlier ones.
 LAST_TURN_TEMPLATE = PLAIN_TEMPLATE.replace(
     "{{ m.content", "{{ loop.last and m.role == 'assistant' and 't12 ' or '' }}{{ m.content"
@@ -119,7 +121,7 @@ def test_chats_of_other_shapes(record, rows, template, rows_of):
         ({"messages": MESSAGES}, {"template": REFUSING_TEMPLATE}, "the chat template refuses it: roles must alternate"),
         ({"input_ids": [4, "a"]}, {}, "`input_ids` must be a list of token ids"),
         ({"input_ids": [4, 5], "prompt_length": 3}, {}, r"`prompt_length` must be in \[0, 2\], got 3"),
-        ({"input_ids": [4, 5], "loss_mask": [1]}, {}, "`loss_mask` must be 2 zeros and ones"),
+        ({"input_ids": [4, 5], "loss_mask": [1]}, {}, "`loss_mask` must be 2 numbers, 0 or 1"),
         ({"text": "t5 t63"}, {"vocab_size": 63}, r"token ids must be in \[0, 62\] .* got 63: use the target's own"),
     ],
 )

@@ -8,7 +8,6 @@ would write it. A turn that opens the conversation carries no loss: the target w
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -164,11 +163,12 @@ def _turns_of(
             continue
         before = render_prompt(messages[:number], tokenizer, template_kwargs)
         after = _render(messages[: number + 1], tokenizer, **template_kwargs)
-        if not after.startswith(before) and not _has_generation_blocks(tokenizer):
-            untold.append(UNTOLD)
-            continue
-        shared = (first == second for first, second in zip(before, after, strict=False))
-        turns.append(_Turn(number, sum(itertools.takewhile(bool, shared)), after))
+        if not after.startswith(before):
+            if not _has_generation_blocks(tokenizer):
+                untold.append(UNTOLD)
+                continue
+            before = _render(messages[:number], tokenizer, **template_kwargs)  # the blocks say where the turn begins
+        turns.append(_Turn(number, len(before), after))
     return turns, untold
 
 

@@ -33,6 +33,7 @@ SPEAKERS = (
     "function", "ipython", "observation", "environment", "document", "control",
 )  # fmt: skip
 BEFORE_A_QUESTION = ("system", "developer", "assistant")
+OURS = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict")  # arguments that are set here
 BYTE_LEVEL_SPACE = "Ġ"  # as tokens of byte-level tokenizers spell it
 SAID = "`role` and `content`, which must be text (or null beside `tool_calls`)"
 
@@ -133,7 +134,7 @@ def encode_chat(
             f"the chat does not). {UNANSWERED}"
         )
     turns, rows = _turns_of(messages, answers, tokenizer, template_kwargs)
-    whole = _render(messages, tokenizer, **template_kwargs)
+    whole = _render(messages, tokenizer, template_kwargs)
     count = len(messages)
     while turns:
         shown = [turn for turn in turns if whole.startswith(turn.text)]
@@ -162,12 +163,12 @@ def _turns_of(
         if number not in answers or not learned:
             continue
         before = render_prompt(messages[:number], tokenizer, template_kwargs)
-        after = _render(messages[: number + 1], tokenizer, **template_kwargs)
+        after = _render(messages[: number + 1], tokenizer, template_kwargs)
         if not after.startswith(before):
             if not _has_generation_blocks(tokenizer):
                 untold.append(UNTOLD)
                 continue
-            before = _render(messages[:number], tokenizer, **template_kwargs)  # the blocks say where the turn begins
+            before = _render(messages[:number], tokenizer, template_kwargs)  # the blocks say where the turn begins
         turns.append(_Turn(number, len(before), after))
     return turns, untold
 
@@ -179,7 +180,7 @@ def encode_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapp
 
 def render_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> str:
     """Render a conversation up to where the assistant's next turn begins."""
-    return _render(messages, tokenizer, add_generation_prompt=True, **template_kwargs)
+    return _render(messages, tokenizer, template_kwargs, add_generation_prompt=True)
 
 
 def _mark(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Row:
@@ -218,13 +219,21 @@ def _generation_blocks(
     return blocks
 
 
-def _render(messages: list[Message], tokenizer: Any, **kwargs: Any) -> str:
+def _render(
+    messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any], add_generation_prompt: bool = False
+) -> str:
+    if ours := [name for name in OURS if name in template_kwargs]:
+        raise refusal(
+            "chat_template_kwargs", "variables of the chat template", ours[0], "Leave it out: it is set here."
+        )
     if tokenizer.chat_template is None:
         raise ValueError(
             "field `messages` needs a tokenizer with a chat template, and this one has none: "
             "set tokenizer.chat_template, or use `prompt` and `completion`."
         )
     try:
-        return tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        return tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=add_generation_prompt, **template_kwargs
+        )
     except Exception as error:  # a template is a program of its own, and may raise anything
         raise ValueError(f"field `messages`: the chat template refuses it: {error}") from error

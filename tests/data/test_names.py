@@ -106,6 +106,10 @@ STRINGS = {"prompt": "a", "completion": "b"}
             "`system` must be the chat's own system turn, got sys",
         ),
         ({"messages": MESSAGES, "chat_template_kwargs": "calm"}, "`chat_template_kwargs` must be an object, or JSON"),
+        (
+            {"messages": MESSAGES, "chat_template_kwargs": {"add_generation_prompt": True}},
+            "chat_template_kwargs must be variables of the chat template, got 'add_generation_prompt'",
+        ),
         ({**STRINGS, "system": "sys"}, "`system` changes what the target reads, and is not read in a text"),
         (
             {**STRINGS, "tools": [{}]},

@@ -54,6 +54,7 @@ def assisted_decoding(
     *,
     drafter: DominoDraftModel,
     streamer: BaseStreamer | None = None,
+    why_growing: str | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Generate with a drafter; the output is the target's own, greedy or sampled.
@@ -68,6 +69,7 @@ def assisted_decoding(
         generation_config (`GenerationConfig`): Likewise.
         drafter ([`DominoDraftModel`]): The drafter.
         streamer (`BaseStreamer`, *optional*): Receives committed tokens.
+        why_growing (`str`, *optional*): Why rounds have no fixed shape, where they were to, for the statistics.
         model_kwargs: Cache, attention mask, positions and model-specific inputs.
 
     Returns:
@@ -80,6 +82,7 @@ def assisted_decoding(
     stops, step_outputs = KnownStops.among(stopping_criteria), StepOutputs(generation_config)
     most = most_proposals(drafter, model, generation_config)
     stats = DecodingStats.of_rows(most, batch_size, recognise(drafter.config, model))
+    stats.why_growing = why_growing
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
     config, wanted = generation_config, step_outputs.forward_kwargs

@@ -115,8 +115,7 @@ def check_prepared(
     check_rope(target, num_proposals, input_ids, kwargs, config, max_length)
     _check_step_outputs(target, batch_size, config)
     if config.cache_implementation == "static":
-        drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
-        _check_static(target, batch_size, kwargs[CACHE], config)
+        check_static(target, drafter, batch_size, kwargs[CACHE], config)
     if batch_size > 1:
         _check_batch(batch_size, kwargs)
         check_rows(target, num_proposals, kwargs)
@@ -202,8 +201,11 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
             raise refusal(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)
 
 
-def _check_static(target: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig) -> None:
-    """Refuse targets and outputs that rounds of fixed shape do not have."""
+def check_static(
+    target: PreTrainedModel, drafter: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig
+) -> None:
+    """Refuse drafters, targets and outputs that rounds of fixed shape do not have."""
+    drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
     text = target.config.get_text_config(decoder=True)

@@ -11,6 +11,8 @@ from recorded_graphs import recorded_graphs
 from test_families import FAMILIES, PROMPT, build
 
 import hf_domino
+from hf_domino._common.cache_name import CACHE
+from hf_domino.integration import assisted_call
 
 STATIC = {"cache_implementation": "static"}
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
@@ -143,3 +145,29 @@ def test_a_batch_in_fixed_shape_leaves_an_empty_cache(target, make_drafter, reco
     options = GREEDY | STATIC | {"assistant_model": make_drafter(target), "return_dict_in_generate": True}
     found = target.generate(ids, attention_mask=mask, **options)
     assert found.sequences.shape == (3, ids.shape[1] + 20)
+
+
+def test_a_device_that_prefers_it_runs_in_fixed_shape_by_default(target, make_drafter, monkeypatch, recorded):
+    """As on a GPU. What a call cannot have in fixed shape grows, and the statistics say why."""
+    monkeypatch.setattr(assisted_call, "prefers_fixed_shape", lambda input_ids: True)
+    drafter, ids = make_drafter(target), PROMPT
+    plain = target.generate(ids, **GREEDY)
+    assert target.generate(ids, assistant_model=drafter, **GREEDY).tolist() == plain.tolist()
+    assert recorded[0].num_captured
+    assert drafter.stats.why_growing is None
+    made = len(recorded)
+    returned = target.generate(ids, assistant_model=drafter, return_dict_in_generate=True, **GREEDY)
+    for options, reason in (
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
+        ({CACHE: returned[CACHE]}, "a cache of its own"),
+    ):
+        prompt = returned.sequences if CACHE in options else ids
+        target.generate(prompt, assistant_model=drafter, **GREEDY, **options)
+        assert reason in drafter.stats.why_growing
+        assert reason in str(drafter.stats)
+    eagle = make_drafter(target, projector_type="eagle3")
+    assert target.generate(ids, assistant_model=eagle, **GREEDY).tolist() == plain.tolist()
+    assert "cache_implementation='static'" in eagle.stats.why_growing
+    target.generate(ids, assistant_model=drafter, cache_implementation="dynamic", **GREEDY)
+    assert drafter.stats.why_growing is None
+    assert len(recorded) == made

@@ -20,12 +20,14 @@ from torch.utils._pytree import tree_map_only
 from transformers import Cache, PreTrainedModel
 from transformers.utils import output_capturing
 
+from hf_domino._common.notices import logger
 from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext
 from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.target.view import TargetModel, has_hooks
 
 CAPACITY_STEP = 64  # capacities are multiples of it: texts of nearly the same length share graphs
+LEAST_CAPACITY = 512  # on a GPU, where a shorter one saves no time
 
 # What layers with PEFT adapters go by beside weights: which of them, whether these are merged, and how much of each.
 OF_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
@@ -133,10 +135,38 @@ def take_workspace(
     fits = found is not None and (found.state, found.device) == (state, device)
     if found is None or not fits or found.capacity < num_positions or found.num_rows < num_rows:
         del found  # its memory is free before the new one's is wanted
-        capacity = -(-num_positions // CAPACITY_STEP) * CAPACITY_STEP
+        capacity = capacity_for(num_positions, device)
+        if device.type == "cuda":
+            logger.info(
+                "hf_domino captures CUDA graphs for texts of up to %d tokens; later calls with these models use them.",
+                capacity,
+            )
         return Workspace(like, drafter, capacity, bucket_of(num_rows), device, state)
     found.clear()
     return found
+
+
+def capacity_for(num_positions: int, device: torch.device) -> int:
+    """Positions to make room for: on a GPU few different numbers, so that later calls find what they need.
+
+    Args:
+        num_positions (`int`): Positions that a call wants.
+        device (`torch.device`): Where the target is.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from hf_domino.decoding.static.workspace import capacity_for
+    >>> [capacity_for(count, torch.device("cuda")) for count in (40, 600, 1030)]
+    [512, 640, 1280]
+
+    ```
+    """
+    step = CAPACITY_STEP
+    if device.type == "cuda":
+        num_positions = max(num_positions, LEAST_CAPACITY)
+        step = max(step, 1 << ((num_positions - 1).bit_length() - 3))  # an eighth to a quarter of it
+    return -(-num_positions // step) * step
 
 
 def bucket_of(num_rows: int) -> int:

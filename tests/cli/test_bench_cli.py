@@ -159,8 +159,9 @@ def test_a_run_that_was_broken_off_goes_on_or_is_replaced(bench, tmp_path):
     _, rows, _, _ = bench(*GREEDY)
     assert path.read_text().splitlines(keepends=True)[:2] == whole[:2]
     assert [(row["prompt"], row["method"]) for row in rows] == [*itertools.product(range(2), ("plain", "domino"))]
-    assert len(bench(*GREEDY, "--overwrite")[1]) == 4
-    assert path.read_text().splitlines(keepends=True)[0] != whole[0]  # other times
+    path.write_text(path.read_text().replace('"num_rounds":0', '"num_rounds":9'))
+    assert [row["num_rounds"] == 9 for row in bench(*GREEDY)[1]] == [True, False] * 2
+    assert [row["num_rounds"] == 9 for row in bench(*GREEDY, "--overwrite")[1]] == [False] * 4
 
 
 @pytest.mark.parametrize(

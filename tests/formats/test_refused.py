@@ -22,7 +22,7 @@ from released import (
     write_checkpoint,
 )
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats import source
@@ -266,6 +266,22 @@ def test_values_that_cannot_be_together(broken, name, fields, said):
 @pytest.mark.parametrize(("name", "tensors", "said"), TENSORS)
 def test_tensors_that_are_not_the_drafters(broken, name, tensors, said):
     assert_named(broken(name, tensors=tensors), said)
+
+
+def test_weights_that_are_replaced_while_they_are_loaded(tiny_qwen3, tmp_path, monkeypatch):
+    """Headers are read first: what is missing behind them would be random."""
+    build_drafter(tiny_qwen3).save_pretrained(tmp_path)
+    load = PreTrainedModel.from_pretrained.__func__
+
+    def replaced(cls, *args, **options):
+        tensors = load_file(tmp_path / SINGLE)
+        save_file({name: tensor for name, tensor in tensors.items() if name not in HEAD}, tmp_path / SINGLE)
+        return load(cls, *args, **options)
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(replaced))
+    message = r"tensors must be complete, got 'a file without embed_proj.*The checkpoint was changed while it was read"
+    with pytest.raises(ValueError, match=message):
+        DominoDraftModel.from_pretrained(tmp_path)
 
 
 def test_what_can_be_is_taken(broken, tiny_qwen3):

@@ -218,6 +218,7 @@ def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
         ("--methods assistant", "--methods assistant must be given with --assistant"),
         ("--methods lean", "--methods must be all or some of plain, prompt_lookup, .*, got 'lean'"),
         ("--repeats 0", "--repeats must be at least 1, got 0"),
+        ("--seed -1", r"--seed must be in \[0, 4294967295\], got -1"),
         ("--temperature -1", "--temperature must be at least 0 and finite, got -1.0"),
         ("--assistant {}", "--assistant's vocabulary must be the target's of 400 tokens, got 64"),
     ],

@@ -12,7 +12,7 @@ from typing import Any
 from hf_domino._common.dtypes import dtype_of, fast_dtype
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import DTYPE, default_device, positive_int, set_up
+from hf_domino.cli.flags import DTYPE, default_device, set_up, thread_count
 from hf_domino.data.settings import WritingSettings
 
 EXAMPLES = """\
@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("who writes, and where").add_argument
     add("--dtype", **DTYPE, help="default: bfloat16 where the hardware has it, else float32")
     add("--device", help="default: cuda where there is a GPU, else cpu")
-    add("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
+    add("--threads", type=thread_count, help="CPU threads of torch (default: as torch chooses)")
     add("--endpoint", help="address of a vLLM or SGLang server that writes")
     add("--endpoint-model", help="name of the target there (default: --target)")
 

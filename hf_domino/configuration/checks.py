@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.kinds import KINDS
 from hf_domino.kinds.dspark import HEADS
-from hf_domino.kinds.kind import Kind
+from hf_domino.kinds.kind import SCALES, Kind
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -39,14 +40,34 @@ SIZES = {
     "max_position_embeddings": (1, MOST_POSITIONS),
     "block_size": (2, MOST_DRAFTED),
     "selector_top_k": (1, MOST_DRAFTED),
+    "conv_group_size": (1, MOST_WIDTH),
 }
-ROPE_NUMBERS = {"rope_theta": (2, MOST), "partial_rotary_factor": (1, 1)}
+POSITIVE = (1e-30, MOST)  # numbers in fp32 begin at 1e-38
+NUMBERS = {
+    **dict.fromkeys(("initializer_range", "rms_norm_eps", *SCALES), POSITIVE),
+    "attention_dropout": (0, 1),
+}
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+FREQUENCIES = ("low_freq_factor", "high_freq_factor")
+ROPE_NUMBERS = {
+    "rope_theta": (2, MOST),
+    **dict.fromkeys(("factor", "attention_factor", "beta_fast", "beta_slow", *FREQUENCIES), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), (0, MOST)),  # 0 is none
+    "original_max_position_embeddings": (1, MOST_POSITIONS),
+}
+# What is read without a default, by `rope_type`.
+ROPE_REQUIRED = {
+    "linear": ("factor",),
+    "yarn": ("original_max_position_embeddings",),
+    "llama3": ("factor", "original_max_position_embeddings", *FREQUENCIES),
+}
 
 
 def check_fields(config: DominoConfig) -> None:
     """Refuse a configuration with a field out of its range."""
     _check_sizes(config)
     _check_choices(config)
+    _check_numbers(config)
     _check_windows(config)
     _check_target_layer_ids(config)
     _check_fields_of_kinds(config)
@@ -82,6 +103,8 @@ def _check_range(field: str, value: Any, low: float, high: float | None = None, 
 def _check_sizes(config: DominoConfig) -> None:
     for field, allowed in SIZES.items():
         _check_range(field, getattr(config, field), *allowed)
+    if config.num_target_layers is not None:
+        _check_range("num_target_layers", config.num_target_layers, 1, MOST_LAYERS, "or None")
     if config.draft_pool_size is not None:
         _check_range("draft_pool_size", config.draft_pool_size, 1)
     if (nodes := config.draft_tree_size) not in (None, ADAPTIVE):
@@ -97,10 +120,6 @@ def _check_sizes(config: DominoConfig) -> None:
         _check_range("conv_group_size", group, 1, width, "hidden_size")
         if width % group:
             raise refusal("conv_group_size", f"a divisor of {width}", group, "Numbers share kernels.")
-    rope = config.rope_parameters or {}
-    for field, limits in ROPE_NUMBERS.items():
-        if field in rope or field == "rope_theta":
-            _check_range(f"rope_parameters[{field!r}]", rope.get(field), *limits, is_whole=False)
     if config.head_dim % 2:
         raise ValueError(f"head_dim must be even for rotary embeddings, got {config.head_dim}.")
     if config.num_attention_heads % config.num_key_value_heads:
@@ -108,6 +127,46 @@ def _check_sizes(config: DominoConfig) -> None:
             f"num_attention_heads must be a multiple of num_key_value_heads={config.num_key_value_heads}, "
             f"got {config.num_attention_heads}."
         )
+
+
+def _check_numbers(config: DominoConfig) -> None:
+    """Refuse text, NaN, infinity, and zero where nothing can be computed with it, in other fields than sizes."""
+    for field, limits in NUMBERS.items():
+        if (value := getattr(config, field)) is not None or field not in SCALES:
+            _check_range(field, value, *limits, is_whole=False)
+    for field in TOKEN_IDS:
+        ids = getattr(config, field)
+        for token in ids if isinstance(ids, (list, tuple)) else [ids]:
+            if token is not None:
+                _check_range(field, token, -1, MOST_POSITIONS)  # some targets say -1 for none
+    rope = config.rope_parameters or {}
+    partial = rope.get("partial_rotary_factor", 1)
+    _check_range("rope_parameters['partial_rotary_factor']", partial, 1, 1, is_whole=False)
+    check_rope_numbers(rope, required=("rope_theta", *ROPE_REQUIRED.get(rope.get("rope_type"), ())))
+
+
+def check_rope_numbers(rope: Mapping[str, Any], section: str = "rope_parameters", required: Sequence[str] = ()) -> None:
+    """Refuse a rotary embedding with a number out of its range, and one that differs by layer.
+
+    Args:
+        rope (`Mapping[str, Any]`): The rotary embedding, as in a configuration.
+        section (`str`, *optional*, defaults to `"rope_parameters"`): Its name in the configuration, for the error.
+        required (`Sequence[str]`, *optional*, defaults to `()`): Fields that must not be None.
+
+    Raises:
+        ValueError: If a number is out of its range; the message names the field, its range and its value.
+    """
+    for field, limits in ROPE_NUMBERS.items():
+        value = rope.get(field)
+        if value is not None or field in required:
+            _check_range(f"{section}[{field!r}]", value, *limits, is_whole=False)
+    for field, value in rope.items():
+        if isinstance(value, dict):
+            raise refusal(f"{section}[{field!r}]", "absent", value, "All layers share one rotary embedding.")
+    low, high = (rope.get(field) for field in FREQUENCIES)
+    if None not in (low, high) and low >= high:
+        expected = f"more than low_freq_factor={low}"
+        raise refusal(f"{section}['high_freq_factor']", expected, high, "Correct config.json.")
 
 
 def _check_choices(config: DominoConfig) -> None:
@@ -145,7 +204,8 @@ def _check_target_layer_ids(config: DominoConfig) -> None:
     if ids is None and config.kind.may_ask_target:
         return
     allowed = readable_layers(config, MOST_LAYERS if num_layers is None else num_layers)
-    if not ids or len(set(ids)) != len(ids) or not all(layer in allowed for layer in ids):
+    is_list = isinstance(ids, (list, tuple)) and all(type(layer) is int for layer in ids)
+    if not ids or not is_list or len(set(ids)) != len(ids) or not all(layer in allowed for layer in ids):
         last = "..." if num_layers is None else allowed.stop - 1
         raise ValueError(
             f"target_layer_ids must be unique and in [0, {last}] (num_target_layers={num_layers}; {WHY_READABLE}), "

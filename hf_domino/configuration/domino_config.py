@@ -189,7 +189,7 @@ class DominoConfig(PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __post_init__(self, **kwargs):
-        if self.target_layer_ids is None and self.num_target_layers is not None:
+        if self.target_layer_ids is None and isinstance(self.num_target_layers, int):  # another is refused by `check`
             self.target_layer_ids = self.kind.layer_ids(self.num_target_layers)
         told = {name for name, value in kwargs.items() if value not in (None, False)}
         self.refuse_unknown(sorted(told - OF_TRANSFORMERS))

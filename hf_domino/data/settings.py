@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.refusal import refusal
 
 # What only says which of the written rows go where: it may change from call to call.
@@ -76,6 +77,7 @@ class WritingSettings:
             "prompt_top_p": (0 < self.prompt_top_p <= 1, "in (0, 1]"),
             "prompt_temperature": (0 < self.prompt_temperature < math.inf, "above 0 and finite"),
             "temperatures": (right_temperatures, "one or more numbers, at least 0 and finite"),
+            "seed": (0 <= self.seed <= MOST_SEED, f"in [0, {MOST_SEED}]"),
             "template_kwargs": (isinstance(self.template_kwargs, dict), "a JSON object"),
             "max_length": (self.max_length > longest, f"above {longest} (the longest text to be written)"),
         }

@@ -24,7 +24,7 @@ from hf_domino.drafter.vocabulary import DraftVocabulary, ReducedVocabulary, res
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
-from hf_domino.formats.loading import check_finite, translate
+from hf_domino.formats.loading import check_loaded, translate
 from hf_domino.formats.standalone import write_bundle
 from hf_domino.kinds.backbone import ZeroLinear
 from hf_domino.kinds.block import CorrectionHead
@@ -244,7 +244,7 @@ class DominoDraftModel(PreTrainedModel):
         wants_info = kwargs.pop("output_loading_info", False)
         token_ids = translate(pretrained_model_name_or_path, kwargs)
         model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        check_finite(model.state_dict())
+        check_loaded(model.state_dict(), info["missing_keys"])
         if model.config.draft_vocab_size is not None:
             model.d2t = model.d2t.long()
         if token_ids is not None:

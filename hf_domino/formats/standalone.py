@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+from hf_domino._common.whole_files import whole_files
+
 FOLDER = "custom_generate"
 ENTRY, ENTRY_FILE = "integration/custom_generate.py", "generate"  # read, never imported; what Transformers looks for
 PACKAGES = ("hf_domino", "domino_kernels")
@@ -40,12 +42,10 @@ def write_bundle(folder: str | Path) -> list[Path]:
     ```
     """
     place = Path(folder) / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
     texts = {f"{name}.py": text for name, text in bundle().items()} | {"requirements.txt": "\n".join(REQUIREMENTS)}
-    for old in place.glob("*.py"):
-        old.unlink()
-    for name, text in texts.items():
-        (place / name).write_text(text.rstrip() + "\n", encoding="utf-8")
+    with whole_files(place, "*.py") as aside:
+        for name, text in texts.items():
+            (aside / name).write_text(text.rstrip() + "\n", encoding="utf-8")
     return [place / name for name in texts]
 
 

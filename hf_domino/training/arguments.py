@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from transformers import TrainingArguments
 
+from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.refusal import refusal
 from hf_domino.training.fields import TrainingFields
 
@@ -75,7 +76,14 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             self.muon_learning_rate = None
         for names, is_right, allowed in (
             ("max_length", lambda value: value >= 2, "at least 2"),
-            ("num_anchors", lambda value: value >= 1, "at least 1"),
+            (
+                "num_anchors per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps",
+                lambda value: value >= 1,
+                "at least 1",
+            ),
+            ("max_steps", lambda value: value == -1 or value >= 1, "at least 1, or -1 for num_train_epochs"),
+            ("num_train_epochs", lambda value: value > 0, "above 0"),
+            ("seed data_seed", lambda value: 0 <= value <= MOST_SEED, f"in [0, {MOST_SEED}]"),
             ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
             (
                 "lambda_base_decay_ratio lambda_base_start distillation_weight",

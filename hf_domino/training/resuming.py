@@ -8,6 +8,7 @@ be changed on the way.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,7 +35,7 @@ START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in P
 @contextmanager
 def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
     """Refuse a second run in `output_dir` while one is at work there: each would delete the other's checkpoints."""
-    lock = FileLock(f"{args.output_dir}.lock")
+    lock = FileLock(f"{os.path.realpath(str(args.output_dir))}.lock")  # of the folder, however it was spelled
     if args.process_index == 0:
         try:
             lock.acquire(timeout=0)

@@ -14,8 +14,10 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.checks import fields_of
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.kinds import KINDS
+from hf_domino.kinds.kind import HEAD_FIELDS
 from hf_domino.target.identity import identify
 from hf_domino.target.loading import AutoTarget, place_target
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -134,10 +136,14 @@ def check_fields(
     if names.drafter is None and args.train_only is not None:
         remedy = "Name the drafter it starts from: --drafter FOLDER."
         raise refusal("train_only of a new drafter", None, args.train_only, remedy)
+    of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
+    kind = KINDS.get(overrides.get("projector_type", "domino" if names.drafter is None else ""))
+    if kind is not None and kind.head_fields:  # plain DFlash is trained beside a kind with a head, by its recipe
+        of_others = set(HEAD_FIELDS).difference(kind.head_fields, kind.head_options)
+        if unread := [name for name in of_head if name in of_others]:
+            raise refusal(fields_of(kind, *unread), "left out", "given", "It has no such part.")
     if names.drafter is None or not overrides:
         return
-    of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
-    kind = KINDS.get(overrides.get("projector_type", ""))
     if of_head and (kind is None or not kind.head_layers or not set(of_head) <= set(OF_A_HEAD)):
         raise ValueError(
             f"{', '.join(of_head)} must not be set with drafter={names.drafter!r}: the "

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hf_domino._common.fields import PROMPT_FIELDS
+from hf_domino._common.fields import MOST_SEED, PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
 
 # Name to label in tables, Markdown, in the order of tables. To compare another one, add it here and to `methods`.
@@ -95,6 +95,8 @@ class BenchOptions:
                 raise refusal(f"--{name.replace('_', '-')}", "at least 1", value, "Leave it out for its default.")
         if not 0 <= self.temperature < math.inf:
             raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise refusal("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
         for name in () if self.methods in (None, (ALL,)) else self.methods:
             if name not in MEASURABLE:
                 raise refusal("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")

@@ -21,6 +21,7 @@ from hf_domino._common.refusal import refusal
 CARD = "README.md"
 SECTION = re.compile(r"<!-- hf_domino:begin ([\w-]+) -->\n?(.*?)<!-- hf_domino:end \1 -->", re.DOTALL)
 MARKER = re.compile(r"<!-- hf_domino:\w+ [\w-]+ -->")
+MEASURED_BY = "hf-domino bench"  # the data set that results of ours name: they are replaced, others stay
 OURS = ("library_name",)  # another one would have the Hub show a snippet that loads a drafter as a model
 
 
@@ -68,7 +69,13 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
     if not existing.strip():
         return new
     card, fresh = read_card(existing), read_card(new)
+    if new_results := fresh.data.eval_results:
+        known = [result for result in card.data.eval_results or () if result.dataset_type != MEASURED_BY]
+        card.data.eval_results = [*known, *(result for result in new_results if result not in known)]
+        card.data.model_name = card.data.model_name or fresh.data.model_name
     for key, value in fresh.data.to_dict().items():
+        if key == "model-index":
+            continue
         old = card.data.get(key)
         if isinstance(value, list) and old:
             card.data[key] = list(dict.fromkeys([*(old if isinstance(old, list) else [old]), *value]))

@@ -161,7 +161,7 @@ def test_choices_are_what_they_stand_for():
     assert tuple(engines.ENGINES) == flags.ENGINE_NAMES
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}
     assert cli.parse(["check"]).max_new_tokens is None
-    assert f"(default: {MAX_NEW_TOKENS}, of a server" in Path(check.__file__).read_text()
+    assert f"(default: {MAX_NEW_TOKENS})" in Path(check.__file__).read_text()
 
 
 @pytest.mark.parametrize(

@@ -185,6 +185,14 @@ def test_optional_dependencies_are_imported_lazily():
         assert tops & LAZY_ONLY == set(), path
 
 
+def test_what_is_imported_is_declared():
+    declared = re.findall(r'"([\w-]+)(?:\[[^]]*\])?(?:[>;][^"]*)?"', (ROOT / "pyproject.toml").read_text())
+    imported = {name.split(".")[0] for path in MODULES for name, _ in imports_of(path)} - sys.stdlib_module_names
+    # vLLM runs our plugin, and the startup hook looks for another sitecustomize.
+    others = {"hf_domino", "domino_kernels", "vllm", "sitecustomize"}
+    assert {{"yaml": "pyyaml"}.get(name, name) for name in imported - others} - set(declared) == set()
+
+
 def test_no_paths_of_one_machine():
     pattern = re.compile(r"(?<![\w.<>/])/(?:home|root|Users|tmp|work)/\w")
     texts = [path for suffix in ("py", "md", "toml", "yaml", "txt") for path in ROOT.glob(f"[!.]*/**/*.{suffix}")]

@@ -26,8 +26,6 @@ METHODS = {
     "domino": "Domino, whole blocks",
     "domino_adaptive": "**Domino**",
     "domino_lookup": "**Domino with prompt lookup**",
-    "domino_chain": "Domino, chains",
-    "domino_tree": "Domino, trees",
 }
 BASELINE, COPIES, WITH_COPIES = "plain", "prompt_lookup", "domino_lookup"
 DEFAULT = (BASELINE, COPIES, "domino_adaptive", WITH_COPIES)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard
@@ -69,10 +70,12 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
     if not existing.strip():
         return new
     card, fresh = read_card(existing), read_card(new)
-    if new_results := fresh.data.eval_results:
-        known = [result for result in card.data.eval_results or () if result.dataset_type != MEASURED_BY]
-        card.data.eval_results = [*known, *(result for result in new_results if result not in known)]
-        card.data.model_name = card.data.model_name or fresh.data.model_name
+    old_data: Any = card.data
+    new_data: Any = fresh.data
+    if new_data.eval_results:
+        known = [result for result in old_data.eval_results or () if result.dataset_type != MEASURED_BY]
+        old_data.eval_results = [*known, *(result for result in new_data.eval_results if result not in known)]
+        old_data.model_name = old_data.model_name or new_data.model_name
     for key, value in fresh.data.to_dict().items():
         if key == "model-index":
             continue

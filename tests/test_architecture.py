@@ -156,6 +156,12 @@ def test_a_room_imports_from_the_floors_below_it(room):
     assert {pair for pair in found if pair[1].split(".")[0] not in open_to_it} == set()
 
 
+def test_no_room_imports_from_the_package_above_it():
+    found = {module_name(path): dict(imports_of(path)) for path in MODULES if module_name(path)}
+    names = {f"hf_domino.{name}" for name in [*hf_domino.__all__, "__version__"]}
+    assert [name for name, imported in found.items() if names & imported.keys()] == []
+
+
 def test_no_import_cycles():
     TopologicalSorter({module_name(path): internal_imports(path) for path in MODULES}).prepare()  # raises CycleError
 

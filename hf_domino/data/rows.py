@@ -22,8 +22,8 @@ from filelock import FileLock
 from torch.utils.data import Dataset
 from tqdm.auto import tqdm
 
-from hf_domino import __version__
 from hf_domino._common.notices import notice
+from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import whole_file, write_whole
 from hf_domino.data.chat import UNTOLD, Row
 from hf_domino.data.encoding import encode_record

@@ -159,8 +159,8 @@ class _Generation:
         # `generate` drops a mask of ones, and notes how long it was.
         mask_length = getattr(config, "_mask_length", None)
         logits, captured = self.runner.prefill(input_ids, config.prefill_chunk_size, mask_length)
-        length = int(self.runner.cache.get_seq_length())
-        self.generator.observe_prompt(captured, length, self.runner.mask(length))
+        length = self.runner.prompt_length
+        self.generator.observe_prompt(captured, length, self.runner.prompt_mask(length))
         prefixes = self.committed.prefixes(self.rows)
         scores = self.law.scores(prefixes, logits)
         if config.do_sample:

@@ -161,8 +161,10 @@ def _penalise_seen(ignored: Any, processor: Any, scores: Scores, prefixes: Prefi
 def _seen_penalty(processor: Any) -> Effect:
     ignored = processor.prompt_ignore_length
     ignored = ignored.tolist() if isinstance(ignored, torch.Tensor) else ignored or 0
-    # By its numbers: divided by a tensor, scores would be rounded otherwise.
-    key = processor.penalty, str(ignored)
+    # By its numbers: divided by a tensor, scores would be rounded otherwise. A stage does not know which sequence of
+    # the batch a row is, so that padding of different lengths is passed over outside of stages.
+    is_alike = not isinstance(ignored, list) or len(set(ignored)) == 1
+    key = (processor.penalty, str(ignored)) if is_alike else None
     return Effect(processor, partial(_penalise_seen, ignored), key, may_lift=processor.penalty < 1)
 
 

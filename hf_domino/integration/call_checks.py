@@ -17,6 +17,7 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.caches import unalignable
 from hf_domino.decoding.sampling import stateful_processors
+from hf_domino.decoding.static.batch_support import why_one_sequence
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.integration.step_checks import GROWING_ROPE_TYPES, check_rope, check_steps, num_given
@@ -167,7 +168,8 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
             remedy = "Repeat the prompts instead of asking for several num_return_sequences."
             raise refusal(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
     mask, cache = kwargs.get("attention_mask"), kwargs[CACHE]
-    if cache_part := unalignable(cache):
+    is_static = kwargs["generation_config"].cache_implementation == "static"
+    if not is_static and (cache_part := unalignable(cache)):
         raise refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
     if cache.get_seq_length():
         raise refusal(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
@@ -185,8 +187,6 @@ def _check_static(target: PreTrainedModel, batch_size: int, cache: Any, config: 
     text = target.config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
-    if batch_size > 1:
-        raise refusal(f"the batch size {static}", 1, batch_size, f"{remedy[:-1]}, or generate one at a time.")
     if text.model_type in READS_CACHE_LENGTH:
         expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
         raise refusal(f"the target's model_type {static}", expected, text.model_type, remedy)
@@ -202,3 +202,5 @@ def _check_static(target: PreTrainedModel, batch_size: int, cache: Any, config: 
     for field in ("output_hidden_states", "output_attentions"):
         if config.return_dict_in_generate and getattr(config, field):
             raise refusal(f"{field} {static}", False, True, remedy)
+    if batch_size > 1 and (reason := why_one_sequence(target, cache)) is not None:
+        raise refusal(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")

@@ -44,14 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino data`."""
     from hf_domino.configuration.from_target import within_window
+    from hf_domino.data.records import check_file
     from hf_domino.data.self_written import check_chat_template
     from hf_domino.data.writing import write_data
     from hf_domino.pair import find_target
 
     for name in ("prompts", "exclude"):  # before anything is loaded
         for path in getattr(options, name):
-            if not path.is_file():
-                raise ValueError(f"--{name} must be files of records, got {str(path)!r}: there is none of that name.")
+            check_file(path, f"--{name}")
     check_writable(options.output, "--output")
     settings = WritingSettings(**{each.name: getattr(options, each.name) for each in fields(WritingSettings)})
     options.target = find_target(options.target)

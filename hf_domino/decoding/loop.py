@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -94,6 +95,12 @@ def assisted_decoding(
     return generation.result(batch_size, generation_config.return_dict_in_generate, has_gap)
 
 
+def decode_mode(target: PreTrainedModel) -> AbstractContextManager:
+    """The context that Transformers' own loops decode in: off the CPU, experts run by other kernels than at prefill."""
+    enter = getattr(target, "_optimize_model_for_decode", nullcontext)  # of newer versions
+    return enter()
+
+
 @dataclass
 class _Generation:
     """The parts of one call, and the rows of the batch that are still generated."""
@@ -120,9 +127,10 @@ class _Generation:
         try:
             self.prefill(input_ids, generation_config)
             timer.reset()  # phases are those of the rounds
-            while self.rows:
-                with timer.phase("rest"):  # what no phase inside it covers
-                    self.run_round()
+            with decode_mode(self.runner.model):
+                while self.rows:
+                    with timer.phase("rest"):  # what no phase inside it covers
+                        self.run_round()
         except BaseException:
             try:
                 self.runner.end(len(input_ids))

@@ -12,20 +12,34 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
-from hf_domino.decoding.caches import unalignable
+from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.batch_support import why_one_sequence
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.integration.step_checks import GROWING_ROPE_TYPES, check_rope, check_steps, num_given
+from hf_domino.integration.step_checks import (
+    GROWING_ROPE_TYPES,
+    check_adapters,
+    check_rope,
+    check_steps,
+    num_given,
+)
 from hf_domino.target.compatibility import check_drafter, check_rows, check_target
 
 # Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
 # tensors, which in a cache of fixed shape is not the text's.
 READS_CACHE_LENGTH = ("gpt_neo", "mpt")
+
+# What `generate` hands to a loop, and what is selected with the rows of a batch or read only once.
+SELECTED_BY_ROW = (
+    *PER_POSITION,
+    *(CACHE, "inputs_embeds", "logits_processor", "stopping_criteria", "streamer", "generation_config"),
+    *("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus", "use_cache"),
+)
 
 # --- generate picks its mode ------------------------------------------------------------------------------------
 
@@ -96,6 +110,7 @@ def check_prepared(
     config, batch_size = kwargs["generation_config"], len(input_ids)
     num_proposals = drafter.config.num_draft_tokens
     check_inputs(target, input_ids, kwargs)
+    check_adapters(target, batch_size)
     max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
     check_rope(target, num_proposals, input_ids, kwargs, config, max_length)
     _check_step_outputs(target, batch_size, config)
@@ -178,6 +193,13 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
     for name in ("encoder_hidden_states", "image_attention_mask"):
         if kwargs.get(name) is not None:
             raise refusal(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
+    for name in set(kwargs) - set(SELECTED_BY_ROW) - set(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL):
+        value = kwargs[name]
+        is_by_row = isinstance(value, (torch.Tensor, list, tuple)) and len(value) == batch_size
+        if is_by_row and getattr(value, "ndim", 1):
+            remedy = f"Sequences leave the batch when they end, and it is not known what {name} is. {alone}"
+            expected = "no tensor or list with an entry for each sequence, for a batch"
+            raise refusal(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)
 
 
 def _check_static(target: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig) -> None:

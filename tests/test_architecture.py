@@ -21,7 +21,7 @@ from hf_domino import training
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "hf_domino"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-KERNELS = sorted((ROOT / "kernels").rglob("*.py"))
+KERNELS = sorted([*(ROOT / "kernels").rglob("*.py"), *(ROOT / "model_cards/workshop/benchmarks").glob("*.py")])
 MAX_FILE, MAX_FUNCTION = 350, 60
 MAX_TOKENS, MAX_CLASSES = 141_500, 150
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
@@ -156,6 +156,12 @@ def test_a_room_imports_from_the_floors_below_it(room):
     assert {pair for pair in found if pair[1].split(".")[0] not in open_to_it} == set()
 
 
+def test_no_room_imports_from_the_package_above_it():
+    found = {module_name(path): dict(imports_of(path)) for path in MODULES if module_name(path)}
+    names = {f"hf_domino.{name}" for name in [*hf_domino.__all__, "__version__"]}
+    assert [name for name, imported in found.items() if names & imported.keys()] == []
+
+
 def test_no_import_cycles():
     TopologicalSorter({module_name(path): internal_imports(path) for path in MODULES}).prepare()  # raises CycleError
 
@@ -185,6 +191,14 @@ def test_optional_dependencies_are_imported_lazily():
         assert tops & LAZY_ONLY == set(), path
 
 
+def test_what_is_imported_is_declared():
+    declared = re.findall(r'"([\w-]+)(?:\[[^]]*\])?(?:[>;][^"]*)?"', (ROOT / "pyproject.toml").read_text())
+    imported = {name.split(".")[0] for path in MODULES for name, _ in imports_of(path)} - sys.stdlib_module_names
+    # vLLM runs our plugin, and the startup hook looks for another sitecustomize.
+    others = {"hf_domino", "domino_kernels", "vllm", "sitecustomize"}
+    assert {{"yaml": "pyyaml"}.get(name, name) for name in imported - others} - set(declared) == set()
+
+
 def test_no_paths_of_one_machine():
     pattern = re.compile(r"(?<![\w.<>/])/(?:home|root|Users|tmp|work)/\w")
     texts = [path for suffix in ("py", "md", "toml", "yaml", "txt") for path in ROOT.glob(f"[!.]*/**/*.{suffix}")]
@@ -195,6 +209,11 @@ def test_no_paths_of_one_machine():
 
 def test_kernels_is_no_package():
     assert not (ROOT / "kernels" / "__init__.py").exists(), "it would shadow Hugging Face's kernels package"
+
+
+def test_kernels_import_nothing_of_the_package():
+    imported = {name.split(".")[0] for path in (ROOT / "kernels").rglob("*.py") for name, _ in imports_of(path)}
+    assert "hf_domino" not in imported
 
 
 def test_documents_name_the_oldest_transformers():

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 import transformers
 
-from hf_domino import __version__
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, write_answers
 from hf_domino.data.filters import Exclusions, loops

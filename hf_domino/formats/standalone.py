@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import whole_files
 
 FOLDER = "custom_generate"
@@ -53,7 +54,6 @@ def bundle() -> dict[str, str]:
     """Make the flat modules: text by name."""
     if _path(_ENTRY_NAME) is None:
         raise ValueError("standalone=True needs the package, whose source is bundled: pip install hf-domino.")
-    version = importlib.import_module(PACKAGES[0]).__version__
     texts: dict[str, str] = {}
     found, open_ = {_ENTRY_NAME: ENTRY_FILE}, [_ENTRY_NAME]
     while open_:
@@ -65,7 +65,7 @@ def bundle() -> dict[str, str]:
             path.stem == "__init__",
             lambda other: _named(other) if _path(other) else None,
         )
-        header = f"# {name}, hf_domino {version}, SPDX-License-Identifier: {LICENCE}; made from it: do not edit"
+        header = f"# {name}, hf_domino {__version__}, SPDX-License-Identifier: {LICENCE}; made from it: do not edit"
         texts[found[name]] = f"{header}\n{text}"
         for other in sorted(needed - found.keys()):
             assert _named(other) not in found.values(), f"{other} has no name of its own in a flat folder"

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult
 from transformers import TrainerState
 
 from hf_domino._common.refusal import refusal
 from hf_domino.cards.render import render_card
-from hf_domino.cards.sections import CARD, merge_card, read_card, read_sections, read_text
+from hf_domino.cards.sections import CARD, MEASURED_BY, merge_card, read_card, read_sections, read_text
 from hf_domino.cards.training import training_section
+from hf_domino.evaluation.benchmark.options import METHODS
 from hf_domino.evaluation.benchmark.report import (
     label,
     markdown_table,
@@ -44,6 +46,29 @@ def results_section(rows: Sequence[Row]) -> str:
     return "\n\n".join(part.strip() for part in parts if part)
 
 
+def eval_results(rows: Sequence[Row]) -> list[EvalResult]:
+    """List the drafter's speed-up and acceptance length in each mode, as the Hub reads them from the head of a card.
+
+    The drafter's own method is `domino_adaptive`, or else the first drafter that was compared. The list is empty if
+    neither was measured.
+    """
+    own = [method for method in methods_of(rows) if method == "domino_adaptive" or method not in METHODS]
+    found = {name: summarize(rows, own[0], mode) for mode, name in modes_of(rows).items()} if own else {}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=MEASURED_BY,
+            dataset_name=f"prompts of {MEASURED_BY}",
+            metric_type=field,
+            metric_name=f"{field.replace('_', ' ')}, {name}",
+            metric_value=round(value, 2),
+        )
+        for name, summary in found.items()
+        for field in ("speed_up", "acceptance_length")
+        if (value := getattr(summary, field)) is not None
+    ]
+
+
 def _by_position(rows: Sequence[Row]) -> str:
     """Tabulate the share of rounds that accepted each proposal; empty if no method has rounds."""
     rates = {
@@ -69,22 +94,27 @@ def card_for(
         raise refusal("FOLDER", f"that of a drafter, with {CONFIG}", str(folder), remedy)
     config, existing = interpret(read_object(folder / CONFIG))[1], read_text(folder / CARD)
     sections, rows, results = read_sections(existing), folder / ROWS, None
+    name = name or folder.resolve().name
     base = read_card(existing).data.get("base_model")
     named = target or (base if isinstance(base, str) else None) or config.target_name
     if named is None:
         raise ValueError(f"--target must be given: neither {folder / CONFIG} nor its card names the target.")
+    head = dict(metadata or {})
     if rows.is_file():
-        results = results_section(read_rows(rows))
+        found = read_rows(rows)
+        results = results_section(found)
+        if measures := eval_results(found):
+            head |= {"model_name": name.rpartition("/")[2], "eval_results": measures}
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
         raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
     new = render_card(
         config,
-        name=name or folder.resolve().name,
+        name=name,
         target=named,
         training=_training(folder, sections.get("training")),
         results=results,
-        metadata=metadata,
+        metadata=head,
     )
     return merge_card(existing, new, [*(metadata or {}), *(["base_model"] if target else [])])
 

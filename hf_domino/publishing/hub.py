@@ -26,8 +26,8 @@ from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from transformers.utils import logging
 
-from hf_domino import __version__
 from hf_domino._common.refusal import refusal
+from hf_domino._common.version import __version__
 from hf_domino.cards.sections import CARD, merge_card, read_text
 from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.loading import interpret

@@ -4,47 +4,24 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
 
 from hf_domino._common.fields import MOST_SEED
+from hf_domino._common.options import describe
 from hf_domino._common.refusal import refusal
 from hf_domino.training.fields import TrainingFields
 
 
+@partial(describe, options=TrainingFields)
 @dataclass
 class DominoTrainingArguments(TrainingFields, TrainingArguments):
     """Training arguments of a drafter; the defaults are what short trainings here learned most from.
 
     Those that were published (arXiv 2605.29707) are in `paper.yaml`.
-
-    Args:
-        max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
-        chat_template_kwargs (`dict` or `str`, *optional*): For the chat template, as it will be used: thinking mode,
-            say. As a string, JSON.
-        num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
-        loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
-            blocks of 16, 5 for 10, 4 for 8.
-        lambda_base_decay_ratio (`float`, *optional*, defaults to 1.0): Share of training over which the base loss gives
-            way to the corrected loss. Too small a share is the known way to a Domino that is worse than DFlash.
-        lambda_base_start (`float`, *optional*, defaults to 1.0): Weight of the base loss at the first step, in [0, 1];
-            below 1 for a drafter that is trained further.
-        position_weights (`str`, *optional*, defaults to `"decay"`): `"dpace"` for weights that follow what limits
-            acceptance now (arXiv 2605.18810), in training, in place of `loss_decay`.
-        distillation_weight (`float`, *optional*, defaults to 1.0): Share of the cross-entropy with the text's tokens
-            that gives way to the divergence from the target's distribution of each, KL(target || drafter), in [0, 1].
-            Not in evaluation. Above 0 it costs one more product with lm_head.
-        muon_learning_rate (`float`, *optional*, defaults to 0.02): Train the backbone's and the GRU's matrices with
-            Muon at this rate, in units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third
-            of the steps. 0 or None for AdamW alone, as trainings with another `optim` have it by default.
-        walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
-            walked; 0 for none.
-        train_only (`str`, *optional*): `"head"` to train the correction head over a backbone that stays as it is. The
-            base loss cannot fall then, so the corrected loss is trained from the first step.
-        logging_steps (`float`, *optional*, defaults to 0.05): Steps between lines of the log, or below 1 a share of all
-            steps: 20 lines a training.
 
     Raises:
         ValueError: If a field is out of range.

@@ -25,7 +25,7 @@ from study.summary import summarize as summarize_runs
 
 EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
-COMPILED, FIXED = "plain, static", "drafter, static"  # of kernels/benchmarks/pairs.py
+COMPILED, FIXED = "plain, static", "drafter, static"  # of model_cards/workshop/benchmarks/pairs.py
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -151,7 +151,7 @@ def _speed_and_tokens(rows: Sequence[Row], method: str, mode: str) -> str:
 
 
 def _read(path: Path) -> list[Row]:
-    """Measured rows; of those of `kernels/benchmarks/pairs.py` the prompts whose texts are all long."""
+    """Measured rows; of those of `model_cards/workshop/benchmarks/pairs.py` the prompts whose texts are all long."""
     rows = read_rows(path)
     if "seconds_each" in rows[-1]:
         return rows

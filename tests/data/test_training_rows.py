@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -179,10 +180,15 @@ def test_rows_are_read_once_by_all_that_decides_what_they_are(write, times_read,
 
 
 def test_rows_that_were_broken_off_are_not_taken(write, times_read, word_tokenizer, monkeypatch):
-    file = write(*RECORDS)
+    file, read = write(*RECORDS), records.read_records
+
+    def broken_off(path):
+        yield from itertools.islice(read(path), 2)
+        raise OSError("no space left")
+
     with monkeypatch.context() as patch:
-        patch.delattr("os.replace")
-        with pytest.raises(AttributeError):
+        patch.setattr(records, "read_records", broken_off)
+        with pytest.raises(OSError, match=r"^no space left$"):
             load_rows(file, word_tokenizer)
     assert len(load_rows(file, word_tokenizer)) == 3
     assert len(times_read) == 2

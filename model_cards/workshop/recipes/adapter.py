@@ -1,8 +1,8 @@
-"""A target that was fine-tuned on other text than its drafter knows, and what training the drafter further brings there.
+"""Fine-tune a target on other text than its drafter knows, and train the drafter further: an adapter, or all of it.
 
-The bundled target, which writes Python, gets a LoRA adapter for C++: the headers that torch installs, without those that
-are generated. It then writes the text on which the bundled drafter is measured as it was, with a LoRA adapter of its
-own, and trained whole, at equal steps (`study/adapter.yaml`). Stages whose result is there are not done again.
+The bundled target, which writes Python, learns C++ by LoRA from the headers that torch installs, without those that are
+generated. It then writes the text on which the bundled drafter is measured as it was, with a LoRA adapter of its own,
+and trained whole, at equal steps (`study/adapter.yaml`). Stages whose result is there are not done again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ GENERATED = {"ops", "ops_generated"}
 class AdapterRecipe(NamedTuple):
     """Sizes and schedule; lengths in tokens."""
 
-    steps: int = 400  # of the target
+    steps: int = 100  # of the target
     batch_size: int = 8
     length: int = 160
     lora_r: int = 16
-    learning_rate: float = 2e-3
+    learning_rate: float = 3e-3
     prompt_length: int = 48
     max_new_tokens: int = 96
     temperatures: tuple[float, ...] = (0.0, 0.7)

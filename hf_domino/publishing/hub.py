@@ -191,6 +191,8 @@ def _judged(api: HfApi, info: ModelInfo) -> FoundDrafter:
         refused = "access is granted on request, on its page"
     except RemoteEntryNotFoundError:
         refused = f"not a drafter: there is no {CONFIG}"
+        if ADAPTER_CONFIG in files:
+            refused = f"an adapter, which loads if the model in its {ADAPTER_CONFIG} is a drafter"
     except (ValueError, AttributeError) as error:
         refused = " ".join(str(error).split())
     if form and files and not any(name.endswith(".safetensors") for name in files):

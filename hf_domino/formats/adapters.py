@@ -65,7 +65,8 @@ def stored_config(name: str | os.PathLike, download: Mapping[str, Any]) -> Store
 def drafter_config(name: str | os.PathLike) -> DominoConfig:
     """Read the configuration of a drafter or an adapter, a folder or a Hub name, without its weights."""
     config = interpret(stored_config(name, {}))[1]
-    _record_target(config, name, {})
+    if read_config(name, {}) is None:
+        _record_target(config, name, {})
     return config
 
 

@@ -39,7 +39,7 @@ class AdapterRecipe(NamedTuple):
     learning_rate: float = 3e-3
     prompt_length: int = 48
     max_new_tokens: int = 96
-    temperatures: tuple[float, ...] = (0.0, 0.7)
+    temperature: float = 0.7  # greedily so small a model repeats itself
     budget: str = "default"
     seed: int = 0
 
@@ -59,15 +59,12 @@ def compare_adapter(work: Path, output: Path, processes: int, recipe: AdapterRec
         tune_target(np.load(work / f"{MIXED}.npy"), target, work / "tuning", recipe)
         tokenizer.save_pretrained(target)
     size = study.budget(recipe.budget)
-    for name, stream, count, temperatures in (
-        (MIXED, MIXED, study.num_rows(size), recipe.temperatures),
-        (EVALUATION, HELD_OUT, size.texts, (0.0,)),
-    ):
+    for name, stream, count in ((MIXED, MIXED, study.num_rows(size)), (EVALUATION, HELD_OUT, size.texts)):
         if not (texts / f"{name}.jsonl").exists():
             model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
             ids, end = np.load(work / f"{stream}.npy"), tokenizer.eos_token_id
             prompts = training_prompts(ids, count, (recipe.prompt_length,), end, recipe.seed)
-            continue_prompts(model, prompts, texts / f"{name}.jsonl", recipe.max_new_tokens, temperatures)
+            continue_prompts(model, prompts, texts / f"{name}.jsonl", recipe.max_new_tokens, (recipe.temperature,))
     return conduct(study, study.runs(), str(target), texts, recipe.budget, work, output / ROWS, processes)
 
 

@@ -18,7 +18,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import check_file, read_records
 from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.formats.source import check_is_target, check_source
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.loading import AutoTarget
 
@@ -162,7 +162,8 @@ def _drafter_of(target: Path) -> Path | None:
 
 
 def _first_there(folders: Iterable[Path]) -> Path | None:
-    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    files = (CONFIG, ADAPTER_CONFIG)
+    return next((folder for folder in folders if any((folder / file).is_file() for file in files)), None)
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -194,8 +194,8 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
             raise refusal(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
     for name in set(kwargs) - set(SELECTED_BY_ROW) - set(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL):
         value = kwargs[name]
-        is_by_row = isinstance(value, (torch.Tensor, list, tuple)) and len(value) == batch_size
-        if is_by_row and getattr(value, "ndim", 1):
+        is_list = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
+        if is_list and len(value) == batch_size:
             remedy = f"Sequences leave the batch when they end, and it is not known what {name} is. {alone}"
             expected = "no tensor or list with an entry for each sequence, for a batch"
             raise refusal(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)

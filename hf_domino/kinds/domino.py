@@ -20,7 +20,7 @@ import domino_kernels
 from domino_kernels.dispatch import FLOATS
 from domino_kernels.reference import step_from_products
 from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.block import DFLASH_LINK, Block, CorrectionHead
+from hf_domino.kinds.block import DFLASH_LINK, Block, CorrectionHead, partial_product
 
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
@@ -72,23 +72,14 @@ class DominoHead(CorrectionHead):
         """See [`CorrectionHead`]."""
         return self.gru.initial_state(num_rows)
 
-    @property
-    def _down(self) -> torch.Tensor:
-        """W1, `[R, H + G]`, with what PEFT's adapters add to it while they are trained."""
-        layer: Any = self.projection[0]
-        weight = layer.weight
-        if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
-            for adapter in getattr(layer, "active_adapters", ()):
-                weight = weight + layer.get_delta_weight(adapter)
-        return weight
-
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return F.linear(draft_hidden, self._down[:, : draft_hidden.shape[-1]])
+        return partial_product(self.projection[0], draft_hidden)
 
     def project_state(self, states: torch.Tensor) -> torch.Tensor:
         """The states' part of what SiLU reads: `[..., G]` to `[..., R]`."""
-        return F.linear(states, self._down[:, -states.shape[-1] :])
+        down: Any = self.projection[0]
+        return partial_product(down, states, down.weight.shape[1] - states.shape[-1])
 
     def step(
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor

@@ -18,11 +18,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from hf_domino.kinds.backbone import ZeroLinear
-from hf_domino.kinds.block import DFLASH_LINK, Block, CorrectionHead
+from hf_domino.kinds.block import DFLASH_LINK, Block, CorrectionHead, partial_product
 
 if TYPE_CHECKING:
     from hf_domino.configuration import DominoConfig
@@ -136,11 +135,11 @@ class GatedMarkovHead(MarkovHead):
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return F.linear(draft_hidden, self.gate_proj.weight[:, : self.hidden_size], self.gate_proj.bias)
+        return partial_product(self.gate_proj, draft_hidden, biased=True)
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return (part + F.linear(states, self.gate_proj.weight[:, self.hidden_size :])).sigmoid() * states
+        return (part + partial_product(self.gate_proj, states, self.hidden_size)).sigmoid() * states
 
 
 class RecurrentMarkovHead(MarkovHead):
@@ -154,7 +153,7 @@ class RecurrentMarkovHead(MarkovHead):
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         """See [`CorrectionHead`]."""
-        return F.linear(draft_hidden, self.joint_proj.weight[:, 2 * self.rank :], self.joint_proj.bias)
+        return partial_product(self.joint_proj, draft_hidden, 2 * self.rank, biased=True)
 
     def step(
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
@@ -162,7 +161,7 @@ class RecurrentMarkovHead(MarkovHead):
         """See [`CorrectionHead`]."""
         embeds = self.embed(token_ids)
         before = states[..., : self.rank]
-        joint = part + F.linear(torch.cat((before, embeds), dim=-1), self.joint_proj.weight[:, : 2 * self.rank])
+        joint = part + partial_product(self.joint_proj, torch.cat((before, embeds), dim=-1))
         gate, candidate, output = joint.chunk(3, dim=-1)
         kept = gate.sigmoid()
         return torch.cat((kept * before + (1 - kept) * candidate.tanh(), output), dim=-1)

@@ -160,7 +160,7 @@ class Eagle3(Kind):
     def head_parameters(self) -> list[nn.Parameter]:
         """See [`Kind`]."""
         names = ("norm",) * (not self.config.norm_output) + ("lm_head",) * self.config.own_lm_head
-        return [self.drafter.get_submodule(name).weight for name in names]
+        return [weight for name in names for weight in self.drafter.get_submodule(name).parameters()]
 
     def embed(self, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings `[..., H]` of tokens `[...]`; an id that is no token's, such as an image's, has some."""

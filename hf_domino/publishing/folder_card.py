@@ -24,8 +24,8 @@ from hf_domino.evaluation.benchmark.report import (
 )
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
-from hf_domino.formats.loading import interpret
-from hf_domino.formats.source import CONFIG, read_object
+from hf_domino.formats.adapters import drafter_config
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, read_object
 
 ROWS, STATE = "results.jsonl", "trainer_state.json"
 
@@ -89,10 +89,11 @@ def card_for(
     # Read are results.jsonl and trainer_state.json, if there. `name` is what the drafter is loaded by, the folder's by
     # default. `target` is by default the card's base_model or the configuration's
     # target_name. `metadata`, such as license, goes into the card's head; lists are united with those there.
-    if not (folder / CONFIG).is_file():
-        remedy = "Save a drafter there, drafter.save_pretrained(folder); merge an adapter before, merge_and_unload()."
-        raise refusal("FOLDER", f"that of a drafter, with {CONFIG}", str(folder), remedy)
-    config, existing = interpret(read_object(folder / CONFIG))[1], read_text(folder / CARD)
+    is_adapter = not (folder / CONFIG).is_file()
+    if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
+        remedy = "Save a drafter or its adapter there with save_pretrained(folder)."
+        raise refusal("FOLDER", f"that of a drafter, with {CONFIG} or {ADAPTER_CONFIG}", str(folder), remedy)
+    config, existing = drafter_config(folder), read_text(folder / CARD)
     sections, rows, results = read_sections(existing), folder / ROWS, None
     name = name or folder.resolve().name
     base = read_card(existing).data.get("base_model")
@@ -115,6 +116,7 @@ def card_for(
         training=_training(folder, sections.get("training")),
         results=results,
         metadata=head,
+        adapter=read_object(folder / ADAPTER_CONFIG) if is_adapter else None,
     )
     return merge_card(existing, new, [*(metadata or {}), *(["base_model"] if target else [])])
 

@@ -9,11 +9,16 @@ from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.utils import is_peft_available
 
 from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.options import describe
 from hf_domino._common.refusal import refusal
+from hf_domino.formats.source import INSTALL_PEFT
 from hf_domino.training.fields import TrainingFields
+
+# Fields of an adapter's training, with their defaults.
+LORA = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": None}
 
 
 @partial(describe, options=TrainingFields)
@@ -49,18 +54,22 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         self.accelerator_config.non_blocking = self.dataloader_pin_memory
         usual = DominoTrainingArguments
         # Another optimizer that was asked for is the only one.
-        if self.muon_learning_rate in (0, usual.muon_learning_rate if self.optim != usual.optim else 0):
+        has_other = self.optim != usual.optim or self.use_peft
+        if self.muon_learning_rate in (0, usual.muon_learning_rate if has_other else 0):
             self.muon_learning_rate = None
+        self._complete_lora()
         for names, is_right, allowed in (
             ("max_length", lambda value: value >= 2, "at least 2"),
             (
-                "num_anchors per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps",
+                "num_anchors lora_r lora_alpha "
+                "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps",
                 lambda value: value >= 1,
                 "at least 1",
             ),
             ("max_steps", lambda value: value == -1 or value >= 1, "at least 1, or -1 for num_train_epochs"),
             ("num_train_epochs", lambda value: value > 0, "above 0"),
             ("seed data_seed", lambda value: 0 <= value <= MOST_SEED, f"in [0, {MOST_SEED}]"),
+            ("lora_dropout", lambda value: 0 <= value < 1, "in [0, 1)"),
             ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
             (
                 "lambda_base_decay_ratio lambda_base_start distillation_weight",
@@ -85,6 +94,23 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         if not isinstance(self.chat_template_kwargs or {}, dict):
             example = """Write it like '{"enable_thinking": false}'."""
             raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
+
+    def _complete_lora(self) -> None:
+        """Give the fields of LoRA their defaults, or refuse them where no adapter is trained."""
+        for name, default in LORA.items():
+            value = getattr(self, name)
+            if self.use_peft:
+                setattr(self, name, default if value is None else value)
+            elif value is not None:
+                raise refusal(f"{name} without use_peft", "left out", value, "Set use_peft to train an adapter.")
+        if not self.use_peft:
+            return
+        for name in ("train_only", "muon_learning_rate"):
+            if (value := getattr(self, name)) is not None:
+                remedy = "AdamW trains an adapter, and lora_target_modules says of which layers."
+                raise refusal(f"{name} with use_peft", "left out", value, remedy)
+        if not is_peft_available():
+            raise refusal("use_peft", "False without the package peft", True, INSTALL_PEFT)
 
     @property
     def is_static(self) -> bool:

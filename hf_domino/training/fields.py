@@ -116,6 +116,13 @@ class TrainingFields:
         "head, to train the correction head over a backbone that stays as it is. The base loss cannot fall then, so "
         "the corrected loss is trained from the first step.",
     )
+    use_peft: bool = option(False, "Train a LoRA adapter over --drafter, and save it as PEFT does.")
+    lora_r: int | None = option(None, "Rank of LoRA; 16 with use_peft.")
+    lora_alpha: int | None = option(None, "LoRA is scaled by lora_alpha / lora_r; 32 with use_peft.")
+    lora_dropout: float | None = option(None, "Dropout in front of LoRA; 0 with use_peft.")
+    lora_target_modules: list[str] | None = option(  # noqa: RUF009
+        None, "Layers that get LoRA; with use_peft every linear layer of the drafter, the head's too."
+    )
 
     learning_rate: float = option(2e-3, "Peak learning rate of AdamW.")
     lr_scheduler_type: str = option("cosine", "Learning rate schedule.")
@@ -128,5 +135,5 @@ class TrainingFields:
 RECORDED = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
     *("optim", "weight_decay"),
-    *(field.name for field in fields(TrainingFields)),
+    *(field.name for field in fields(TrainingFields) if field.name != "use_peft"),  # which those below it tell
 )

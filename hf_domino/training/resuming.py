@@ -22,13 +22,15 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
+from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
-from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.arguments import LORA, DominoTrainingArguments
 from hf_domino.training.fields import DrafterArguments
 
 STATE_FILE, RUN_FILE, CONFIG_FILE = "trainer_state.json", "run.json", "config.json"
 # What the optimizer's state decides.
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only")
+KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
+BASE_DIGEST = "digest of the drafter under the adapter"
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
 
@@ -102,15 +104,20 @@ def delete_run(args: DominoTrainingArguments) -> None:
     args.distributed_state.wait_for_everyone()
 
 
-def check_resumable(checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments) -> None:
-    """Refuse a checkpoint of another target, shape or optimizer."""
+def check_resumable(
+    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
+) -> None:
+    """Refuse a checkpoint of another target, shape, optimizer or, under an adapter, of another drafter."""
     saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
-    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else None
+    of_adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
+    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else of_adapter
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     shape = (*(field.name for field in fields(DrafterArguments)), *config.kind.own)
     wanted = {name: getattr(config, name) for name in shape} | kept_of(args)
     wanted |= {"ema_decay": None, "lora_rank": None}  # of older versions
+    if base is not None:
+        wanted[BASE_DIGEST] = base
     for name, value in wanted.items():
         before = (saved | run).get(name, value)
         if before != value:

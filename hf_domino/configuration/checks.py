@@ -142,7 +142,7 @@ def _check_numbers(config: DominoConfig) -> None:
     rope = config.rope_parameters or {}
     partial = rope.get("partial_rotary_factor", 1)
     _check_range("rope_parameters['partial_rotary_factor']", partial, 1, 1, is_whole=False)
-    check_rope_numbers(rope, required=("rope_theta", *ROPE_REQUIRED.get(rope.get("rope_type", ""), ())))
+    check_rope_numbers(rope, required=("rope_theta", *ROPE_REQUIRED.get(rope.get("rope_type", "default"), ())))
 
 
 def check_rope_numbers(rope: Mapping[str, Any], section: str = "rope_parameters", required: Sequence[str] = ()) -> None:

@@ -8,6 +8,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hf_domino._common.late import late
+from hf_domino._common.version import __version__ as __version__
 from hf_domino.integration.auto_classes import register_auto_classes
 from hf_domino.integration.default_drafter import Attached, attached, detach, plain
 from hf_domino.integration.patch import attach, install, is_installed, uninstall
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from hf_domino.statistics.phases import timed_phases
     from hf_domino.statistics.stats import DecodingStats
 
-__version__ = "0.1.0"
 __all__ = [
     "AllowedByGrammar",
     "Attached",

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.refusal import refusal
 from hf_domino.data.prompts import prompt_of
-from hf_domino.data.records import read_records
-from hf_domino.formats.source import check_is_target, check_source
+from hf_domino.data.records import check_file, read_records
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.loading import AutoTarget
@@ -162,13 +162,13 @@ def _drafter_of(target: Path) -> Path | None:
 
 
 def _first_there(folders: Iterable[Path]) -> Path | None:
-    return next((folder for folder in folders if (folder / "config.json").is_file()), None)
+    files = (CONFIG, ADAPTER_CONFIG)
+    return next((folder for folder in folders if any((folder / file).is_file() for file in files)), None)
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
     """Read held-out prompts, as records with `text` to continue or `messages` to answer."""
-    if not path.is_file():
-        raise ValueError(f"--prompts must be a file of records, got {str(path)!r}: there is none of that name.")
+    check_file(path, "--prompts")
     prompts = []
     for place, record in read_records(path):
         prompt = prompt_of(record, place, plain=True)
@@ -176,7 +176,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         if messages := list(prompt.messages):
             # An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
             said = {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}
-        prompts.append(record | prompt.tools | said)
+        prompts.append(record | prompt.fields | said)
     if not prompts:
         raise ValueError(f"--prompts must hold at least one prompt, got none in {path}.")
     return prompts

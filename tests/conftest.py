@@ -9,6 +9,7 @@ import json
 import os
 import string
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +25,7 @@ from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Split, WhitespaceSplit
 from transformers import (
+    GenerationMixin,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -53,6 +55,20 @@ def fixed_seed() -> None:
     """Start every test from the same random state, on one thread: a command may have asked for more."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def forward_clock(monkeypatch) -> Iterator[None]:
+    """A clock that models' forwards advance, by a second each: what a test times does not depend on the machine."""
+    seconds = [0]
+
+    def count(module, *_) -> None:
+        seconds[0] += isinstance(module, GenerationMixin)
+
+    hook = torch.nn.modules.module.register_module_forward_hook(count)
+    monkeypatch.setattr(time, "perf_counter", lambda: float(seconds[0]))
+    yield
+    hook.remove()
 
 
 @pytest.fixture(scope="session")

@@ -125,5 +125,7 @@ def test_the_install_cell_does_nothing_where_the_package_is(tmp_path):
     subprocess.run([sys.executable, "-c", plain], cwd=tmp_path, env=environment, check=True)
     without = {name: value for name, value in environment.items() if name != "PYTHONPATH"}
     bare = [sys.executable, "-S", "-c", plain]
-    done = subprocess.run(bare, cwd=tmp_path, env=without, capture_output=True, text=True)
-    assert ("pip install -e" if not repository() else "installs") in done.stderr
+    (tmp_path / "beside" / "hf_domino").mkdir(parents=True)  # a clone that was not installed is no package
+    for folder in (tmp_path, tmp_path / "beside"):
+        done = subprocess.run(bare, cwd=folder, env=without, capture_output=True, text=True)
+        assert ("pip install -e" if not repository() else "installs") in done.stderr

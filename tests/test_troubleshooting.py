@@ -40,8 +40,7 @@ def other_target(target, folder):
 
 def call(**arguments):
     def generate(target, folder):
-        prompts = PROMPT.expand(2, -1) if "cache_implementation" in arguments else PROMPT
-        target.generate(prompts, assistant_model=build_drafter(target), **arguments)
+        target.generate(PROMPT, assistant_model=build_drafter(target), **arguments)
 
     return generate
 
@@ -52,7 +51,7 @@ PROVOKED = {
     "kind must be": lilicorr,
     "hidden_size": other_target,
     "num_beams": call(num_beams=2),
-    "batch size": call(cache_implementation="static"),
+    "cache_implementation": call(cache_implementation="quantized"),
     "must be the target": lambda target, _: build_drafter(target).generate(PROMPT),
 }
 

@@ -1,11 +1,14 @@
-"""The wheel, installed beside nothing of the checkout: it generates, saves and loads, and says what it has not got."""
+"""What pip installs. The wheel, beside nothing of the checkout: it generates, saves and loads, and says what it lacks.
+
+And a checkout that is installed to be edited.
+"""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+import venv
 from pathlib import Path
 
 import pytest
@@ -33,22 +36,37 @@ assert main(["generate", "--compare"]) == main(["chat"]) == 2
 """
 
 
+PIP = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+NO_DOWNLOADS = ["--no-deps", "--no-build-isolation"]
+
+
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """The folder that the wheel was installed into."""
-    built, site = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("site")
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    copy = tmp_path_factory.mktemp("source")
-    for name in ("hf_domino", "kernels", "pyproject.toml", "README.md", "LICENSE"):  # pip would leave build/ behind
-        source = ROOT / name
-        if source.is_dir():
-            shutil.copytree(source, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, copy / name)
-    subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", built, copy], check=True)
-    (wheel,) = built.iterdir()
-    subprocess.run([*pip, "install", "--no-deps", "--target", site, wheel], check=True)
+    """The folder that the wheel was installed into, which is built from the source distribution."""
+    built, site = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("site")
+    build = "import sys; from hatchling.build import build_sdist; build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", build, str(built)], cwd=ROOT, check=True)
+    (source,) = built.iterdir()
+    subprocess.run([*PIP, "wheel", *NO_DOWNLOADS, "-w", built, source], check=True)
+    (wheel,) = built.glob("*.whl")
+    subprocess.run([*PIP, "install", "--no-deps", "--target", site, wheel], check=True)
     return site
+
+
+def test_an_editable_clone_named_like_the_package_is_imported_from_the_folder_beside_it(tmp_path):
+    """Python could take the clone, which has no `__init__.py`, for a namespace package."""
+    (tmp_path / "hf_domino").symlink_to(ROOT)
+    venv.create(tmp_path / "venv", symlinks=True)
+    python = tmp_path / "venv" / "bin" / "python"
+    (site,) = (tmp_path / "venv").rglob("site-packages")
+    dependencies = [path for path in sys.path if Path(path).name == site.name]
+    (site / "z.pth").write_text("\n".join(dependencies))
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    install = [*PIP, "--python", python, "install", *NO_DOWNLOADS, "--ignore-installed", "-e", "hf_domino"]
+    subprocess.run(install, cwd=tmp_path, env=environment, check=True)
+    code = "import hf_domino, domino_kernels as kernels; print(hf_domino.__file__, hf_domino.attach, kernels.gru_step)"
+    done = subprocess.run([python, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.startswith(f"{ROOT / 'hf_domino' / '__init__.py'} <function attach"), done.stderr
 
 
 def test_the_wheel_works_without_a_checkout(installed, tmp_path):

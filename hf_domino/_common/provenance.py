@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import transformers
 
+from hf_domino._common.version import __version__
+
 NOT_RECORDED = "not recorded"  # outside a checkout
 
 
@@ -27,8 +29,6 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
 
     ```
     """
-    from hf_domino import __version__
-
     return {
         "hardware": _hardware(device),
         "cores": os.cpu_count(),

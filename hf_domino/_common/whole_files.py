@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from hf_domino._common.refusal import refusal
 
@@ -76,6 +77,25 @@ def whole_file(path: Path) -> Iterator[Path]:
             os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextmanager
+def whole_files(folder: Path, *replaced: str) -> Iterator[Path]:
+    """Give a folder whose files move into `folder` when the context ends without error; until then that is as it was.
+
+    Args:
+        folder (`Path`): Where the files go; it is made.
+        replaced (`str`): Patterns of the files that they replace there, whatever those are called.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with needing_room(folder, MAKE_ROOM), TemporaryDirectory(prefix=".part-", dir=folder) as aside:
+        yield Path(aside)
+        written = set(os.listdir(aside))
+        for name in sorted(written):
+            os.replace(Path(aside, name), folder / name)
+        for path in (path for pattern in replaced for path in folder.glob(pattern)):
+            if path.name not in written:
+                path.unlink()
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -31,8 +31,11 @@ def render_card(
     training: str | None = None,
     results: str | None = None,
     metadata: Mapping[str, Any] | None = None,
+    adapter: Mapping[str, Any] | None = None,
 ) -> str:
     r"""Write the card of a drafter as Markdown, with sections of training and results as given.
+
+    `adapter` holds the fields of adapter_config.json where it is the card of an adapter.
 
     Example:
     ```python
@@ -48,6 +51,10 @@ def render_card(
     """
     on_hub, extra = is_hub_name(target), dict(metadata or {})
     tags = ["speculative-decoding", "draft-model", config.projector_type, *(extra.pop("tags", None) or ())]
+    base = None
+    if adapter:
+        base = str(adapter["base_model_name_or_path"])
+        tags += ["peft", str(getattr(adapter["peft_type"], "value", adapter["peft_type"])).lower()]
     known = {"base_model": target if on_hub else None, "library_name": LIBRARY} | extra
     sections = {"training": training, "results": results}
     method = SAID.get(config.projector_type, Said(config.title))
@@ -56,6 +63,7 @@ def render_card(
         template_path=str(TEMPLATE),
         config=config,
         method=method,
+        base=base if is_hub_name(base) else base and Path(base).name,
         title=name.rpartition("/")[2],
         name=name,
         target=target if on_hub or target is None else Path(target).name,

@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import yaml
 from huggingface_hub import ModelCard
@@ -21,6 +22,7 @@ from hf_domino._common.refusal import refusal
 CARD = "README.md"
 SECTION = re.compile(r"<!-- hf_domino:begin ([\w-]+) -->\n?(.*?)<!-- hf_domino:end \1 -->", re.DOTALL)
 MARKER = re.compile(r"<!-- hf_domino:\w+ [\w-]+ -->")
+MEASURED_BY = "hf-domino bench"  # the data set that results of ours name: they are replaced, others stay
 OURS = ("library_name",)  # another one would have the Hub show a snippet that loads a drafter as a model
 
 
@@ -68,7 +70,15 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
     if not existing.strip():
         return new
     card, fresh = read_card(existing), read_card(new)
+    old_data: Any = card.data
+    new_data: Any = fresh.data
+    if new_data.eval_results:
+        known = [result for result in old_data.eval_results or () if result.dataset_type != MEASURED_BY]
+        old_data.eval_results = [*known, *(result for result in new_data.eval_results if result not in known)]
+        old_data.model_name = old_data.model_name or new_data.model_name
     for key, value in fresh.data.to_dict().items():
+        if key == "model-index":
+            continue
         old = card.data.get(key)
         if isinstance(value, list) and old:
             card.data[key] = list(dict.fromkeys([*(old if isinstance(old, list) else [old]), *value]))

@@ -6,6 +6,7 @@ import argparse
 import sys
 from dataclasses import fields
 
+from hf_domino._common.options import add_flags
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
 from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, ROWS, TEXTS, BenchOptions
@@ -19,13 +20,10 @@ EXAMPLES = """\
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino bench`: those of the models, and the fields of `BenchOptions`."""
-    groups = {name: parser.add_argument_group(name) for name in (MODELS, TEXTS, MEASURED, ROWS)}
+    groups = {title: parser.add_argument_group(title) for title in (MODELS, TEXTS, MEASURED, ROWS)}
     add_models(groups[MODELS], measures=True)
-    for option in fields(BenchOptions):
-        if option.metadata:
-            flag = {name: value for name, value in option.metadata.items() if name != "group"}
-            group = groups[option.metadata["group"]]
-            group.add_argument(f"--{option.name.replace('_', '-')}", default=option.default, **flag)
+    for title, group in groups.items():
+        add_flags(group, BenchOptions, title)
 
 
 def run(options: argparse.Namespace) -> int:

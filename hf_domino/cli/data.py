@@ -11,8 +11,9 @@ from typing import Any
 
 from hf_domino._common.dtypes import dtype_of, fast_dtype
 from hf_domino._common.fields import PROMPT_FIELDS
+from hf_domino._common.options import add_flags
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import DTYPE, default_device, positive_int, set_up
+from hf_domino.cli.flags import DTYPE, default_device, set_up, thread_count
 from hf_domino.data.settings import WritingSettings
 
 EXAMPLES = """\
@@ -31,13 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("prompts (by default a chat model writes its own)").add_argument
     add("--prompts", type=Path, nargs="+", default=[], help=f"records with {PROMPT_FIELDS}")
     add("--exclude", type=Path, nargs="+", default=[], help="files of prompts to keep out")
-    add = parser.add_argument_group("how text is written").add_argument
-    for option in fields(WritingSettings):
-        add("--" + option.name.replace("_", "-"), **option.metadata)
+    add_flags(parser.add_argument_group("how text is written"), WritingSettings)
     add = parser.add_argument_group("who writes, and where").add_argument
     add("--dtype", **DTYPE, help="default: bfloat16 where the hardware has it, else float32")
     add("--device", help="default: cuda where there is a GPU, else cpu")
-    add("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
+    add("--threads", type=thread_count, help="CPU threads of torch (default: as torch chooses)")
     add("--endpoint", help="address of a vLLM or SGLang server that writes")
     add("--endpoint-model", help="name of the target there (default: --target)")
 
@@ -45,17 +44,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino data`."""
     from hf_domino.configuration.from_target import within_window
+    from hf_domino.data.records import check_file
     from hf_domino.data.self_written import check_chat_template
     from hf_domino.data.writing import write_data
     from hf_domino.pair import find_target
 
     for name in ("prompts", "exclude"):  # before anything is loaded
         for path in getattr(options, name):
-            if not path.is_file():
-                raise ValueError(f"--{name} must be files of records, got {str(path)!r}: there is none of that name.")
+            check_file(path, f"--{name}")
     check_writable(options.output, "--output")
-    given = {option.name: getattr(options, option.name) for option in fields(WritingSettings)}
-    settings = WritingSettings(**{name: value for name, value in given.items() if value is not None})
+    settings = WritingSettings(**{each.name: getattr(options, each.name) for each in fields(WritingSettings)})
     options.target = find_target(options.target)
     shard = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun's
     from transformers import AutoConfig, AutoTokenizer

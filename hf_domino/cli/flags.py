@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.dtypes import DTYPES, dtype_name, dtype_of
+from hf_domino._common.fields import MOST_SEED
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
@@ -20,15 +22,24 @@ ENGINE_NAMES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
 
 
-def positive_int(text: str) -> int:
-    """Read a flag that must be at least 1; argparse reports what this raises."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be a number of at least 1, got {text!r}")
-    return value
+def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
+    """Make the reader of a flag that must be in this range; argparse reports what it raises."""
+    expected = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
+
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"must be a number {expected}, got {text!r}")
+        return value
+
+    return read
+
+
+positive_int = whole_number(1)
+thread_count = whole_number(1, 1024)  # torch starts as many
 
 
 def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
@@ -41,7 +52,7 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
     add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")
     add("--dtype", **DTYPE, default=dtype, help=f"dtype of all models{dtype_help}")
     add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
-    add("--threads", type=positive_int, help="CPU threads of torch (default: as torch chooses)")
+    add("--threads", type=thread_count, help="CPU threads of torch (default: as torch chooses)")
 
 
 def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
@@ -52,7 +63,8 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
         type=float,
         help="sample at this temperature, 0 is greedy (default: the target's own way)",
     )
-    group.add_argument("--seed", type=int, help="of what is sampled: the same seed writes the same text")
+    seed = whole_number(0, MOST_SEED)
+    group.add_argument("--seed", type=seed, help="of what is sampled: the same seed writes the same text")
     group.add_argument(
         "--lookup-tokens", type=positive_int, metavar="N", help="let rounds copy up to N tokens from the text so far"
     )

@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
-from hf_domino import __version__
+from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import why_no_room
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 
@@ -23,7 +23,7 @@ COMMANDS = {
     "generate": ("hf_domino.cli.generate", "Answer one prompt with a target and its drafter, or compare both."),
     "chat": ("hf_domino.cli.chat", "Talk to a target with its drafter, and see each round."),
     "run": ("hf_domino.cli.run", "Start a program in which every generate of the target drafts."),
-    "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why; in vLLM, too."),
+    "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why."),
     "train": ("hf_domino.cli.train", "Train a drafter for a target, from one YAML file or flags."),
     "data": ("hf_domino.cli.data", "Let a target write its own training text, with or without prompts."),
     "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),

@@ -8,10 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import Collection
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.options import add_flags
 from hf_domino.cli.exits import BY_SIGNAL
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments, TrainingFields
 
@@ -36,11 +36,11 @@ FROM_TRANSFORMERS = {
     "eval_steps": "Steps between evaluations, with eval_strategy steps.",
     "report_to": "Where the log goes, such as tensorboard; none for nowhere.",
 }
-# Title of a group of flags -> its fields, which need no Transformers.
+# Title of a group of flags -> what declares them, which needs no Transformers.
 OWNERS = {
-    "target, drafter and data": (*fields(ModelArguments), *fields(DataArguments)),
-    "shape of a new drafter (by default it follows the target)": fields(DrafterArguments),
-    "training": fields(TrainingFields),
+    "target, drafter and data": (ModelArguments, DataArguments),
+    "shape of a new drafter (by default it follows the target)": (DrafterArguments,),
+    "training": (TrainingFields,),
 }
 OTHERS = "Every other field of transformers.TrainingArguments is a flag, too."
 
@@ -48,17 +48,13 @@ OTHERS = "Every other field of transformers.TrainingArguments is a flag, too."
 def add_help(parser: argparse.ArgumentParser) -> None:
     """List the fields that are ours or most wanted, without loading Transformers."""
     _begin(parser)
-    for title, ours in OWNERS.items():
+    for title, owners in OWNERS.items():
         group = parser.add_argument_group(title)
-        for field in ours:
-            _show(group, field.name, field.metadata["help"], field.default)
+        for owner in owners:
+            add_flags(group, owner)
     group = parser.add_argument_group("of Transformers' training arguments", OTHERS)
     for name, text in FROM_TRANSFORMERS.items():
-        _show(group, name, text)
-
-
-def _show(group: argparse._ArgumentGroup, name: str, text: str, default: Any = None) -> None:
-    group.add_argument(f"--{name.replace('_', '-')}", action="store_const", const=None, help=text, default=default)
+        group.add_argument(f"--{name.replace('_', '-')}", help=text)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

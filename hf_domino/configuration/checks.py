@@ -33,7 +33,22 @@ SIZES = {
     "max_position_embeddings": (1, MOST_POSITIONS),
     "block_size": (2, MOST_DRAFTED),
 }
-ROPE_NUMBERS = {"rope_theta": (2, MOST), "partial_rotary_factor": (1, 1)}
+POSITIVE = (1e-30, MOST)  # numbers in fp32 begin at 1e-38
+NUMBERS = {**dict.fromkeys(("initializer_range", "rms_norm_eps"), POSITIVE), "attention_dropout": (0, 1)}
+TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+FREQUENCIES = ("low_freq_factor", "high_freq_factor")
+ROPE_NUMBERS = {
+    "rope_theta": (2, MOST),
+    **dict.fromkeys(("factor", "attention_factor", "beta_fast", "beta_slow", *FREQUENCIES), POSITIVE),
+    **dict.fromkeys(("mscale", "mscale_all_dim"), (0, MOST)),  # 0 is none
+    "original_max_position_embeddings": (1, MOST_POSITIONS),
+}
+# What is read without a default, by `rope_type`.
+ROPE_REQUIRED = {
+    "linear": ("factor",),
+    "yarn": ("original_max_position_embeddings",),
+    "llama3": ("factor", "original_max_position_embeddings", *FREQUENCIES),
+}
 
 
 def check_fields(config: DominoConfig) -> None:
@@ -41,6 +56,7 @@ def check_fields(config: DominoConfig) -> None:
     _check_method(config)
     _check_sizes(config)
     _check_choices(config)
+    _check_numbers(config)
     _check_target_layer_ids(config)
 
 
@@ -91,6 +107,8 @@ def check_range(field: str, value: Any, low: float, high: float | None = None, h
 def _check_sizes(config: DominoConfig) -> None:
     for field, allowed in config.ranges.items():
         check_range(field, getattr(config, field), *allowed)
+    if config.num_target_layers is not None:
+        check_range("num_target_layers", config.num_target_layers, 1, MOST_LAYERS, "or None")
     if config.draft_pool_size is not None:
         check_range("draft_pool_size", config.draft_pool_size, 1)
     if (nodes := config.draft_tree_size) not in (None, ADAPTIVE):
@@ -100,10 +118,6 @@ def _check_sizes(config: DominoConfig) -> None:
         check_range("draft_vocab_size", config.draft_vocab_size, 1, config.vocab_size, tokens)
     check_range("mask_token_id", config.mask_token_id, 0, config.vocab_size - 1, tokens)
     check_range("pure_draft_prefix_len", config.pure_draft_prefix_len, 0, config.num_draft_tokens - 1, drafted)
-    rope = config.rope_parameters or {}
-    for field, limits in ROPE_NUMBERS.items():
-        if field in rope or field == "rope_theta":
-            check_range(f"rope_parameters[{field!r}]", rope.get(field), *limits, is_whole=False)
     if config.head_dim % 2:
         raise ValueError(f"head_dim must be even for rotary embeddings, got {config.head_dim}.")
     if config.num_attention_heads % config.num_key_value_heads:
@@ -111,6 +125,45 @@ def _check_sizes(config: DominoConfig) -> None:
             f"num_attention_heads must be a multiple of num_key_value_heads={config.num_key_value_heads}, "
             f"got {config.num_attention_heads}."
         )
+
+
+def _check_numbers(config: DominoConfig) -> None:
+    """Refuse text, NaN, infinity, and zero where nothing can be computed with it, in other fields than sizes."""
+    for field, limits in NUMBERS.items():
+        check_range(field, getattr(config, field), *limits, is_whole=False)
+    for field in TOKEN_IDS:
+        ids = getattr(config, field)
+        for token in ids if isinstance(ids, (list, tuple)) else [ids]:
+            if token is not None:
+                check_range(field, token, -1, MOST_POSITIONS)  # some targets say -1 for none
+    rope = config.rope_parameters or {}
+    partial = rope.get("partial_rotary_factor", 1)
+    check_range("rope_parameters['partial_rotary_factor']", partial, 1, 1, is_whole=False)
+    check_rope_numbers(rope, required=("rope_theta", *ROPE_REQUIRED.get(rope.get("rope_type", "default"), ())))
+
+
+def check_rope_numbers(rope: Mapping[str, Any], section: str = "rope_parameters", required: Sequence[str] = ()) -> None:
+    """Refuse a rotary embedding with a number out of its range, and one that differs by layer.
+
+    Args:
+        rope (`Mapping[str, Any]`): The rotary embedding, as in a configuration.
+        section (`str`, *optional*, defaults to `"rope_parameters"`): Its name in the configuration, for the error.
+        required (`Sequence[str]`, *optional*, defaults to `()`): Fields that must not be None.
+
+    Raises:
+        ValueError: If a number is out of its range; the message names the field, its range and its value.
+    """
+    for field, limits in ROPE_NUMBERS.items():
+        value = rope.get(field)
+        if value is not None or field in required:
+            check_range(f"{section}[{field!r}]", value, *limits, is_whole=False)
+    for field, value in rope.items():
+        if isinstance(value, dict):
+            raise refusal(f"{section}[{field!r}]", "absent", value, "All layers share one rotary embedding.")
+    low, high = (rope.get(field) for field in FREQUENCIES)
+    if low is not None and high is not None and low >= high:
+        expected = f"more than low_freq_factor={low}"
+        raise refusal(f"{section}['high_freq_factor']", expected, high, "Correct config.json.")
 
 
 def _check_choices(config: DominoConfig) -> None:
@@ -136,7 +189,8 @@ def _check_target_layer_ids(config: DominoConfig) -> None:
     if ids is None and not config.needs_layer_ids:
         return
     allowed = readable_layers(config, MOST_LAYERS if num_layers is None else num_layers)
-    if not ids or len(set(ids)) != len(ids) or not all(layer in allowed for layer in ids):
+    is_list = isinstance(ids, (list, tuple)) and all(type(layer) is int for layer in ids)
+    if not ids or not is_list or len(set(ids)) != len(ids) or not all(layer in allowed for layer in ids):
         last = "..." if num_layers is None else allowed.stop - 1
         raise ValueError(
             f"target_layer_ids must be unique and in [0, {last}] (num_target_layers={num_layers}; {WHY_READABLE}), "

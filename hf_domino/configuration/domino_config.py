@@ -143,7 +143,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         return super().__new__(cls.of_method(given.get("projector_type", cls.projector_type)))
 
     def __post_init__(self, **kwargs):
-        if self.target_layer_ids is None and self.num_target_layers is not None:
+        if self.target_layer_ids is None and isinstance(self.num_target_layers, int):  # another is refused by `check`
             self.target_layer_ids = self.choose_layers(self.num_target_layers)
         given = {name: value for name, value in kwargs.items() if value not in (None, False)}
         self.refuse_unknown(sorted(given.keys() - OF_TRANSFORMERS - all_fields().keys()))
@@ -228,7 +228,9 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save the configuration; arguments are those of [`~transformers.PreTrainedConfig`]."""
-        if vars(self).get("architectures"):  # Transformers has just written the method's class, which older versions do not know
+        if vars(self).get(
+            "architectures"
+        ):  # Transformers has just written the method's class, which older versions do not know
             self.architectures = [ARCHITECTURE]
         return super().save_pretrained(save_directory, *args, **kwargs)
 

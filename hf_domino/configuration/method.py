@@ -56,8 +56,8 @@ class MethodFacts:
 
     @classmethod
     def fields_beside(cls) -> set[str]:
-        """Fields of the other methods of its backbone: one recipe serves them all, and each reads over the others'."""
-        alike = [each for each in config_classes() if cls.headless() is not None and each.headless() is cls.headless()]
+        """Fields that a new drafter without a head reads over: those of heads, so that one recipe makes both."""
+        alike = [each for each in config_classes() if each.headless() is cls]
         return {field.name for each in alike for field in fields(each)} - {field.name for field in fields(cls)}  # type: ignore[arg-type]
 
     def follow_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:

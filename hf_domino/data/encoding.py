@@ -6,43 +6,86 @@ A row is `{"input_ids": [...], "loss_mask": [...]}`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import contains
 from typing import Any
 
 from hf_domino.data.chat import (
     UNANSWERED,
+    UNTOLD,
     Row,
     encode_chat,
     field_of,
     read_messages,
     read_string,
-    read_tools,
+    with_own_system,
+)
+from hf_domino.data.names import (
+    CHAT,
+    IDS,
+    TEXT,
+    check_names,
+    has_loss,
+    read_system,
+    read_template_fields,
+    template_arguments,
 )
 
+MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask", "labels")
+UNLABELLED = -100  # as Transformers marks tokens without loss
 NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `input_ids`"
 
 
 def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[Row]:
     """Encode one record as rows, uncut; some conversations give more than one."""
     if "input_ids" in record:
-        return [_read_ids(record)]
+        check_names(record, IDS)
+        return [_read_ids(record) if has_loss(record) else dict(UNTOLD)]
     if tokenizer is None:
         raise ValueError("needs a tokenizer, got none: pass the target's, or rows of `input_ids`.")
     name = field_of(record, NEEDED)
+    is_chat = name in ("messages", "conversations") or isinstance(record[name], list)
+    check_names(record, CHAT if is_chat else TEXT)
+    if not has_loss(record):
+        return [dict(UNTOLD)]
     if name == "text":
-        return [_supervised(tokenizer(read_string(record, name))["input_ids"])]
-    if name == "prompt" and not isinstance(record[name], list):
-        prompt_ids = tokenizer(read_string(record, name))["input_ids"]
+        return [_supervised(encode_text(read_string(record, name), tokenizer))]
+    if not is_chat:
+        prompt_ids = encode_text(read_string(record, name), tokenizer, goes_on=True)
+        completion_ids = tokenizer(_answer(record), add_special_tokens=False)["input_ids"]
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-        completion_ids = tokenizer(_answer(record), add_special_tokens=False)["input_ids"] + end
+        if completion_ids[-1:] != end:
+            completion_ids += end
         return [_supervised(prompt_ids + completion_ids, start=len(prompt_ids))]
-    messages, start = read_messages(record, name), 0
+    messages = with_own_system(read_messages(record, name), read_system(record))
+    start = 0
     if name == "prompt":  # the completion of a prompt of messages is messages too, or what the assistant says
         start = len(messages)
         if isinstance(record.get("completion"), list):
             messages += read_messages(record, "completion")
         else:
             messages.append({"role": "assistant", "content": _answer(record)})
-    return encode_chat(messages, tokenizer, {**template_kwargs, **read_tools(record)}, start)
+    arguments = {**template_kwargs, **template_arguments(read_template_fields(record))}
+    return encode_chat(messages, tokenizer, arguments, start)
+
+
+def encode_text(text: str, tokenizer: Any, goes_on: bool = False) -> list[int]:
+    """Encode a text as the target reads it, with what its tokenizer adds in front and behind, each of them once.
+
+    Args:
+        text (`str`): The text, which may begin with the tokenizer's first token, or end with its last one, already.
+        tokenizer (`PreTrainedTokenizerBase`): The target's.
+        goes_on (`bool`, *optional*, defaults to `False`): More follows, so nothing is added behind.
+    """
+    some = tokenizer("a", add_special_tokens=False)["input_ids"]
+    whole = tokenizer("a")["input_ids"]
+    begin = next((start for start in range(len(whole)) if whole[start : start + len(some)] == some), 0)
+    front, behind = whole[:begin], whole[begin + len(some) :]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if ids[: len(front)] == front:
+        front = []
+    if goes_on or ids[len(ids) - len(behind) :] == behind:
+        behind = []
+    return front + ids + behind
 
 
 def _supervised(ids: list[int], start: int = 0) -> Row:
@@ -50,17 +93,31 @@ def _supervised(ids: list[int], start: int = 0) -> Row:
 
 
 def _read_ids(record: Mapping[str, Any]) -> Row:
-    ids, mask = record["input_ids"], record.get("loss_mask")
+    """Read a row of token ids, with the loss where every field that says where it falls has it."""
+    ids = record["input_ids"]
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise ValueError(f"field `input_ids` must be a list of token ids, got {str(ids)[:60]}.")
-    if mask is None:
-        start = record.get("prompt_length", 0)
-        if type(start) is not int or not 0 <= start <= len(ids):
-            raise ValueError(f"field `prompt_length` must be in [0, {len(ids)}], got {start!r}.")
-        return _supervised(ids, start)
-    if not isinstance(mask, list) or len(mask) != len(ids) or not set(mask) <= {0, 1}:
-        raise ValueError(f"field `loss_mask` must be {len(ids)} zeros and ones, got {str(mask)[:60]}.")
-    return {"input_ids": ids, "loss_mask": [int(value) for value in mask]}
+    start = record.get("prompt_length", 0)
+    if type(start) is not int or not 0 <= start <= len(ids):
+        raise ValueError(f"field `prompt_length` must be in [0, {len(ids)}], got {start!r}.")
+    loss_mask = _supervised(ids, start)["loss_mask"]
+    for name in MASKS:
+        values = record.get(name)
+        if values is None:
+            continue
+        blank = UNLABELLED if name == "labels" else 0
+        allowed = [(blank, token if name == "labels" else 1) for token in ids]
+        if not isinstance(values, list) or len(values) != len(ids) or not all(map(contains, allowed, values)):
+            other = "that of `input_ids`" if name == "labels" else "1"
+            raise ValueError(f"field `{name}` must be {len(ids)} numbers, {blank} or {other}, got {str(values)[:60]}.")
+        loss_mask = [int(before and value != blank) for before, value in zip(loss_mask, values, strict=True)]
+    attended = record.get("attention_mask")
+    if attended is not None and not all(attended):
+        first, num_read = (attended.index(1), sum(attended)) if any(attended) else (0, 0)
+        if not all(attended[first : first + num_read]):
+            raise ValueError("field `attention_mask` must be 0 on padding alone, in front of the row or behind it.")
+        ids, loss_mask = ids[first : first + num_read], loss_mask[first : first + num_read]
+    return {"input_ids": ids, "loss_mask": loss_mask}
 
 
 def _answer(record: Mapping[str, Any]) -> str:

@@ -9,8 +9,9 @@ from typing import Any
 
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
-from hf_domino.data.chat import Message, field_of, read_messages, read_string, read_tools, with_system
+from hf_domino.data.chat import Message, field_of, read_messages, read_string, with_own_system, with_system
 from hf_domino.data.filters import Exclusions, words_of
+from hf_domino.data.names import CHAT, PROMPT, TEXT, check_names, read_system, read_template_fields
 from hf_domino.data.records import at
 
 ASSISTANT, USER, TOOL = "assistant", "user", "tool"
@@ -18,11 +19,14 @@ ASSISTANT, USER, TOOL = "assistant", "user", "tool"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat that ends with a user's turn, or with an assistant's to be replaced, and its tools; or a plain text."""
+    """A chat that ends with a user's turn, or with an assistant's to be replaced; or a plain text.
+
+    `fields` are those of its record that are arguments of the chat template, such as `tools`.
+    """
 
     messages: tuple[Message, ...] = ()
     text: str = ""
-    tools: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)
 
     @property
     def words(self) -> str:
@@ -54,15 +58,19 @@ def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system
             if not (text := read_string(record, field)):
                 raise ValueError(f"field `{field}` must not be empty.")
             if plain or field == "text":
+                check_names(record, TEXT, changes=(PROMPT,))
                 return Prompt(text=text)
-            return Prompt(tuple(with_system([{"role": USER, "content": text}], system)))
-        messages = read_messages(record, field)
+            messages = [{"role": USER, "content": text}]
+        else:
+            messages = read_messages(record, field)
+        check_names(record, CHAT, changes=(PROMPT,))
+        messages = with_own_system(messages, read_system(record))
         if all(message["role"] != USER for message in messages):
             raise ValueError(f"field `{field}` must hold a user's message, got none.")
         if (last := messages[-1]["role"]) not in (USER, ASSISTANT, TOOL):
             expected = "a user's, or an assistant's that is written anew"
             raise refusal(f"field `{field}`: the last message", expected, last, "Cut the chat before it.")
-        return Prompt(tuple(with_system(messages, system)), tools=read_tools(record))
+        return Prompt(tuple(with_system(messages, system)), fields=read_template_fields(record))
 
 
 class Sieve:

@@ -13,15 +13,14 @@ from typing import Any
 from huggingface_hub.utils.sha import sha_fileobj
 
 from hf_domino._common.refusal import refusal
+from hf_domino.data.names import NAMES
 
 Record = dict[str, Any]
 PlacedRecord = tuple[str, Record]  # where it stands, and the record
 RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
 PARQUET_ROWS = 256  # of wide rows too, a batch stays small
 # Columns that are read of a table; images least of all.
-FIELDS = (
-    "input_ids", "prompt_length", "loss_mask", "messages", "conversations", "tools", "prompt", "completion", "text",
-)  # fmt: skip
+FIELDS = ("input_ids", "messages", "conversations", "prompt", "completion", "text", *NAMES)
 
 
 @dataclass(frozen=True)
@@ -33,10 +32,20 @@ class Source:
     records: Callable[[], Iterator[PlacedRecord]]
 
 
+def check_file(path: Path, flag: str) -> None:
+    """Refuse what is no file of records, by the flag that names it."""
+    if not path.is_file():
+        found = "it is a folder" if path.is_dir() else "there is none of that name"
+        raise ValueError(f"{flag} must be a file of records, got {str(path)!r}: {found}.")
+
+
 def from_files(paths: Sequence[str | Path]) -> Source:
     """Take records from `.jsonl`, `.json` and `.parquet` files."""
     files = [Path(path) for path in paths]
     for path in files:
+        if path.is_dir():
+            remedy = "Give a folder to `from_dataset` of hf_domino.data.records."
+            raise refusal("files of records", "files", str(path), remedy)
         if not path.is_file():
             raise FileNotFoundError(f"no training file at {path}: pass one with records.")
         if path.suffix not in RECORD_SUFFIXES:
@@ -49,16 +58,16 @@ def from_files(paths: Sequence[str | Path]) -> Source:
     )
 
 
-def from_dataset(name: str, split: str | None = None, streaming: bool = False) -> Source:
+def from_dataset(name: str, split: str | None = None, streaming: bool = False, field: str = "the data set") -> Source:
     """Take records from a data set: a folder of files, one that `save_to_disk` wrote, or `name:config` of the Hub.
 
-    The split is the only one, or else `train`. Streaming makes no copy of the whole on disk.
+    The split is the only one, or else `train`. Streaming makes no copy of the whole on disk. `field` stands in errors.
     """
     import datasets
 
     folder = Path(name)
     if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        with _told(name):
+        with _told(name, field):
             saved = datasets.load_from_disk(name)
         if isinstance(saved, datasets.Dataset):
             return from_table(saved, name)
@@ -66,13 +75,13 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False) -
         return from_table(saved[chosen], f"{name} ({chosen})")
 
     path, _, config = (name, "", "") if folder.is_dir() else name.partition(":")
-    with _told(name):
+    with _told(name, field):
         builder = datasets.load_dataset_builder(path, config or None)
         files = {str(key): list(value) for key, value in (builder.config.data_files or {}).items()}
     chosen = _choose(split, list(files or builder.info.splits or ()), name)
 
     def records() -> Iterator[PlacedRecord]:
-        with _told(name):
+        with _told(name, field):
             # Of a folder that split alone is read: others may have other columns.
             alone = {chosen: files[chosen]} if folder.is_dir() and chosen in files else None
             table = datasets.load_dataset(path, config or None, data_files=alone, split=chosen, streaming=streaming)
@@ -85,11 +94,12 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False) -
 
 def from_table(table: Any, name: str) -> Source:
     """Take records from a `datasets.Dataset` or a list in this process."""
+    is_table = hasattr(table, "column_names")
 
     def records() -> Iterator[PlacedRecord]:
         known = [column for column in getattr(table, "column_names", None) or () if column in FIELDS]
         for index, record in enumerate(table.select_columns(known) if known else table):
-            yield f"{name}[{index}]", _without_nulls(dict(record), name)
+            yield f"{name}[{index}]", _without_nulls(dict(record), name, is_table)
 
     return Source(name, lambda: getattr(table, "_fingerprint", None), records)
 
@@ -103,7 +113,7 @@ def read_records(path: Path) -> Iterator[PlacedRecord]:
     else:
         placed = _json_lines(path)
     for place, record in placed:
-        yield place, _without_nulls(record, place)
+        yield place, _without_nulls(record, place, is_table=path.suffix == ".parquet")
 
 
 @contextmanager
@@ -144,11 +154,14 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         raise refusal(str(path), "a parquet file", str(error), "Write it again, or name it for what it is.") from error
 
 
-def _without_nulls(record: Any, place: str) -> Record:
-    """Drop what is null in a record: a table fills in null where a record has no such field."""
+def _without_nulls(record: Any, place: str, is_table: bool) -> Record:
+    """Drop the fields of a record that are null, and all nulls of a table, which fills them in for missing fields.
+
+    Elsewhere a null inside a field was written by somebody, such as an argument of a tool call, and stays.
+    """
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, got {type(record).__name__}.")
-    return _dropped(record)
+    return _dropped(record) if is_table else {name: value for name, value in record.items() if value is not None}
 
 
 def _dropped(value: Any) -> Any:
@@ -171,7 +184,7 @@ def _digest(path: Path) -> str:
 
 
 @contextmanager
-def _told(name: str) -> Iterator[None]:
+def _told(name: str, field: str) -> Iterator[None]:
     """Say in one line which data set `datasets` cannot load."""
     import datasets
 
@@ -179,4 +192,4 @@ def _told(name: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         expected = "a folder with a data set, or a name on the Hub (with :config behind it where it has several)"
-        raise refusal("the data set", expected, name, f"datasets says: {error.__cause__ or error}") from error
+        raise refusal(field, expected, name, f"datasets says: {error.__cause__ or error}") from error

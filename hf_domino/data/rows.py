@@ -8,7 +8,6 @@ Shapes: V tokens of the target, R rows, T tokens of some rows in one line.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,20 +17,16 @@ from typing import Any
 
 import numpy as np
 import transformers
-from filelock import FileLock
 from torch.utils.data import Dataset
-from tqdm.auto import tqdm
 
-from hf_domino import __version__
 from hf_domino._common.notices import notice
-from hf_domino._common.whole_files import whole_file, write_whole
+from hf_domino._common.version import __version__
 from hf_domino.data.chat import UNTOLD, Row
 from hf_domino.data.encoding import encode_record
 from hf_domino.data.records import Source, at, from_files, from_table
 
-ROWS_FILE, COUNTS_FILE = "rows.arrow", "counts.json"
-ROWS_AT_ONCE, ROWS_PER_BATCH = 1024, 256
-SECONDS_UNSHOWN = 5  # short work needs no bar
+READ_AS = 1  # part of the cache's key: raise it when the same text gives other rows
+ROWS_AT_ONCE = 1024
 # Field of the counts -> why such rows are left out.
 REASONS = {
     "without_anchor": "without two neighbouring supervised tokens (raise max_length if they were cut, or check where "
@@ -149,12 +144,13 @@ def load_rows(
     max_rows: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> RowDataset:
-    """Read training files or a data set, once: the rows are kept in a cache beside those of `datasets`.
+    """Read training files or a data set, once: the rows are kept in the cache of `datasets`.
 
     A `.jsonl` file holds one object per line, a `.json` file a list of objects or the same lines, a `.parquet` file one
     in each row. An object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or
     `messages` or `conversations` (loss on assistant tokens), or `input_ids` with `prompt_length` or `loss_mask` (what
-    [`write_data`] writes). Rows are cut at `max_length`.
+    [`write_data`] writes). Rows are cut at `max_length`. Other fields that change the loss or the prompt are read or
+    refused by name: `NAMES` of `hf_domino.data.names` lists them.
 
     Args:
         path (`str`, `Path`, a list of these, or `Source`): The file or files, or a [`~data.records.from_dataset`].
@@ -180,7 +176,7 @@ def load_rows(
         rows = _table(list(read))
     else:
         made_of = (path.name, digest, _description(tokenizer), max_length, vocab_size, max_rows, template_kwargs)
-        rows, counts = _cached(repr(made_of), tqdm(read, f"rows of {path.name}", delay=SECONDS_UNSHOWN), counts)
+        rows, counts = _cached(made_of, read, counts)
     if len(rows) and (said := counts.describe()):
         notice(f"{path.name}: {said}")
     return RowDataset(rows, counts)
@@ -258,28 +254,27 @@ def _table(rows: Sequence[Row]) -> Any:
     return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
 
 
-def _cached(made_of: str, rows: Iterable[Row], counts: RowCounts) -> tuple[Any, RowCounts]:
-    """Read rows memory-mapped from the cache; the first process writes them there, and others wait for it."""
-    import datasets
-    from datasets.arrow_writer import ArrowWriter
+def _cached(made_of: tuple[Any, ...], rows: Iterable[Row], counts: RowCounts) -> tuple[Any, RowCounts]:
+    """Read rows from the cache of `datasets`, memory-mapped; the first process writes them, and others wait for it."""
+    from datasets import Dataset, Value
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.fingerprint import Hasher
 
-    # Where the code that reads and encodes changes, the cache is of the past.
-    code = [path.read_text(encoding="utf-8") for path in sorted(Path(__file__).parent.glob("*.py"))]
-    digest = hashlib.sha256("\n".join([made_of, *code, __version__, transformers.__version__]).encode())
-    # Beside the caches of `datasets`, which HF_DATASETS_CACHE moves; safe to delete.
-    folder = Path(datasets.config.HF_DATASETS_CACHE) / "hf_domino" / digest.hexdigest()[:32]
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{folder}.lock"):
-        if not (folder / COUNTS_FILE).is_file():
-            with whole_file(folder / ROWS_FILE) as aside, aside.open("wb") as file:
-                writer = ArrowWriter(stream=file, features=_columns(), writer_batch_size=ROWS_PER_BATCH)
-                for row in rows:
-                    writer.write(row)
-                writer.finalize()
-            # Last: where the counts are, the rows are.
-            write_whole(folder / COUNTS_FILE, json.dumps(asdict(counts)))
-    counts = RowCounts(**json.loads((folder / COUNTS_FILE).read_text(encoding="utf-8")))
-    return datasets.Dataset.from_file(str(folder / ROWS_FILE)), counts
+    def generate() -> Iterator[dict[str, Any]]:
+        yield from rows
+        # The counts are known when all rows are: a last row, without tokens, keeps them.
+        yield {"input_ids": [], "loss_mask": [], "counts": json.dumps(asdict(counts))}
+
+    columns = _columns()
+    columns["counts"] = Value("string")
+    digest = Hasher.hash((*made_of, READ_AS, __version__, transformers.__version__))
+    try:
+        table = Dataset.from_generator(generate, columns, fingerprint=digest)
+    except DatasetGenerationError as error:
+        raise error.__cause__ or error from None  # what is wrong with a record
+    last = len(table) - 1
+    counts = RowCounts(**json.loads(table[last]["counts"]))
+    return table.select(range(last)).remove_columns("counts"), counts
 
 
 def count_tokens(rows: Iterable[Mapping[str, Sequence[int]]], vocab_size: int) -> np.ndarray:

@@ -13,11 +13,11 @@ from typing import Any
 import torch
 import transformers
 
-from hf_domino import __version__
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import write_whole
-from hf_domino.data.answers import TOO_LONG, UNENDED, write_answers
+from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, write_answers
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.prompts import Prompt, Sieve, prompt_of
 from hf_domino.data.records import Source, from_files
@@ -141,7 +141,7 @@ def _write_result(output: Path, sieve: Sieve, answers: Rows, settings: WritingSe
         ]
         for name, part in parts.items()
     }
-    report = {
+    report: dict[str, Any] = {
         "prompts": {
             "written or read": len(sieve.kept) + sum(sieve.dropped.values()),
             "kept, all distinct": len(sieve.kept),
@@ -156,6 +156,10 @@ def _write_result(output: Path, sieve: Sieve, answers: Rows, settings: WritingSe
         "rows": {name: len(rows[name]) for name in (TRAIN, EVALUATION)},
         "supervised tokens": sum(sum(row["loss_mask"]) for part in rows.values() for row in part),
     }
+    refusals = [answer["refusal"] for answer in answers if answer["flaw"] == REFUSED]
+    if refusals:
+        report["answers"]["first refusal"] = refusals[0]
+        notice(f"{len(refusals)} chats are dropped: what the target wrote does not go back into one. {refusals[0]}")
     write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
     _judge(report, settings)
     for name, part in rows.items():
@@ -197,5 +201,5 @@ def _rank(prompt: Prompt) -> str:
 def _words_of(answer: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
     """Give the words of a row, for people to read and for a benchmark to ask."""
     if prompt.messages:
-        return {"messages": answer["messages"], **prompt.tools}
+        return {"messages": answer["messages"], **prompt.fields}
     return {"prompt": prompt.text, "completion": answer["messages"][-1]["content"]}

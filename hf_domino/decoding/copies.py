@@ -183,8 +183,7 @@ class PromptLookup:
         if (offer := outcome.plan.offer) is not None:
             self._acceptance.forget()
             for kinds, count in zip(offer.kinds, outcome.num_brought, strict=True):
-                if kinds[0]:  # there was a match
-                    self._acceptance.observe(kinds, count - 1)
+                self._acceptance.observe(kinds, count - 1)
 
     def _text(self, row: int) -> Text:
         """The text of a row so far."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -53,6 +54,7 @@ def assisted_decoding(
     *,
     drafter: DominoDraftModel,
     streamer: BaseStreamer | None = None,
+    why_growing: str | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Generate with a drafter; the output is the target's own, greedy or sampled.
@@ -67,6 +69,7 @@ def assisted_decoding(
         generation_config (`GenerationConfig`): Likewise.
         drafter ([`DominoDraftModel`]): The drafter.
         streamer (`BaseStreamer`, *optional*): Receives committed tokens.
+        why_growing (`str`, *optional*): Why rounds have no fixed shape, where they were to, for the statistics.
         model_kwargs: Cache, attention mask, positions and model-specific inputs.
 
     Returns:
@@ -79,6 +82,7 @@ def assisted_decoding(
     stops, step_outputs = KnownStops.among(stopping_criteria), StepOutputs(generation_config)
     most = most_proposals(drafter, model, generation_config)
     stats = DecodingStats.of_rows(most, batch_size, recognise(drafter.config, model))
+    stats.why_growing = why_growing
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
     config, wanted = generation_config, step_outputs.forward_kwargs
@@ -92,6 +96,12 @@ def assisted_decoding(
     generation.run(input_ids, generation_config)
     generation.finish_stats(time.perf_counter() - start)
     return generation.result(batch_size, generation_config.return_dict_in_generate, has_gap)
+
+
+def decode_mode(target: PreTrainedModel) -> AbstractContextManager:
+    """The context that Transformers' own loops decode in: off the CPU, experts run by other kernels than at prefill."""
+    enter = getattr(target, "_optimize_model_for_decode", nullcontext)  # of newer versions
+    return enter()
 
 
 @dataclass
@@ -120,9 +130,10 @@ class _Generation:
         try:
             self.prefill(input_ids, generation_config)
             timer.reset()  # phases are those of the rounds
-            while self.rows:
-                with timer.phase("rest"):  # what no phase inside it covers
-                    self.run_round()
+            with decode_mode(self.runner.model):
+                while self.rows:
+                    with timer.phase("rest"):  # what no phase inside it covers
+                        self.run_round()
         except BaseException:
             try:
                 self.runner.end(len(input_ids))
@@ -159,8 +170,8 @@ class _Generation:
         # `generate` drops a mask of ones, and notes how long it was.
         mask_length = getattr(config, "_mask_length", None)
         logits, captured = self.runner.prefill(input_ids, config.prefill_chunk_size, mask_length)
-        length = int(self.runner.cache.get_seq_length())
-        self.generator.observe_prompt(captured, length, self.runner.mask(length))
+        length = self.runner.prompt_length
+        self.generator.observe_prompt(captured, length, self.runner.prompt_mask(length))
         prefixes = self.committed.prefixes(self.rows)
         scores = self.law.scores(prefixes, logits)
         if config.do_sample:

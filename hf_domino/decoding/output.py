@@ -133,8 +133,13 @@ class CommittedSequences:
             for name, outputs in self._outputs.items():
                 source = scores if name == "scores" else logits
                 outputs[row] += list(source[index, :count].to(torch.float32, copy=True))
-            kept.append(self._keep(row, values[index][:count]))
             self._values[row] += values[index]
+            try:
+                kept.append(self._keep(row, values[index][:count]))
+            except BaseException:  # what a criterion was asked about before is streamed, as in plain generation
+                self._cut(row, start if self._shown is None else self._shown - 1)
+                self._stream()
+                raise
             self._cut(row, start + kept[-1])
         while self._of_batch and self._judged < self._num_settled:
             self._judge()

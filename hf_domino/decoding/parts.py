@@ -70,4 +70,4 @@ def _workspace_of(
     longest = max(limit, getattr(config, "max_cache_len", None) or 0) + num_embeds
     # The last block may begin at the last position and be rejected as a whole.
     longest += max(drafter.config.num_draft_tokens, drafter.config.fixed_tree_size or 0) + 1
-    return take_workspace(target, drafter, model_kwargs[CACHE], longest, input_ids.device)
+    return take_workspace(target, drafter, model_kwargs[CACHE], longest, len(input_ids), input_ids.device)

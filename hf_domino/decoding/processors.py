@@ -25,6 +25,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.scores import Scores
 
 Holder = Callable[[str, torch.Tensor], torch.Tensor]  # copies a named tensor to where graphs find it
+MOST_REMEMBERED = 512  # texts that a caller's function was asked about
 GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
 # Look at the scores only: all positions of a block go through at once as they are.
 PREFIX_FREE = (
@@ -161,8 +162,10 @@ def _penalise_seen(ignored: Any, processor: Any, scores: Scores, prefixes: Prefi
 def _seen_penalty(processor: Any) -> Effect:
     ignored = processor.prompt_ignore_length
     ignored = ignored.tolist() if isinstance(ignored, torch.Tensor) else ignored or 0
-    # By its numbers: divided by a tensor, scores would be rounded otherwise.
-    key = processor.penalty, str(ignored)
+    # By its numbers: divided by a tensor, scores would be rounded otherwise. A stage does not know which sequence of
+    # the batch a row is, so that padding of different lengths is passed over outside of stages.
+    is_alike = not isinstance(ignored, list) or len(set(ignored)) == 1
+    key = (processor.penalty, str(ignored)) if is_alike else None
     return Effect(processor, partial(_penalise_seen, ignored), key, may_lift=processor.penalty < 1)
 
 
@@ -273,6 +276,42 @@ def one_by_one(
         own = _for_rows(processor, [prefixes.rows[index] for index in members])
         result[members] = own(prefixes.ids[members, :length], scores[members]).to(result.dtype)
     return result
+
+
+class _Remembered:
+    """A caller's `prefix_allowed_tokens_fn`, asked once about each of the latest texts."""
+
+    def __init__(self, function: Callable[[int, torch.Tensor], Any]):
+        self._function = function
+        self._known: dict[tuple[int, ...], Any] = {}
+
+    def __call__(self, prompt: int, ids: torch.Tensor) -> Any:
+        key = (prompt, *ids.tolist())
+        if key not in self._known:
+            if len(self._known) >= MOST_REMEMBERED:
+                self._known.clear()
+            self._known[key] = self._function(prompt, ids)
+        return self._known[key]
+
+
+def remembering(processor: LogitsProcessor) -> LogitsProcessor:
+    """The processor itself, or one like it whose caller is asked once about each text."""
+    if type(processor) is not hf.PrefixConstrainedLogitsProcessor:
+        return processor
+    return hf.PrefixConstrainedLogitsProcessor(_Remembered(processor._prefix_allowed_tokens_fn), processor._num_beams)
+
+
+def allows(processor: Any, row: int, text: torch.Tensor, start: int) -> bool:
+    """Whether a caller's function allows each token of a text from a place on. It is not asked behind one it forbids.
+
+    Args:
+        processor (`PrefixConstrainedLogitsProcessor`): Asks the caller.
+        row (`int`): Row of the batch.
+        text (`torch.Tensor`): Ids `[T]`.
+        start (`int`): Place of the first token in question.
+    """
+    ask, prompt = processor._prefix_allowed_tokens_fn, row // processor._num_beams
+    return all(int(text[place]) in list(ask(prompt, text[:place])) for place in range(start, len(text)))
 
 
 def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:

@@ -129,6 +129,15 @@ class TargetRunner:
         mask = self.kwargs.get("attention_mask")
         return mask[:, -length:] if mask is not None and mask.dim() == 2 else None
 
+    @property
+    def prompt_length(self) -> int:
+        """Positions of the cache behind the prompts, padding included."""
+        return int(self.cache.get_seq_length())
+
+    def prompt_mask(self, length: int) -> torch.Tensor | None:
+        """The attention mask `[B, length]` of the prompts, where there is one."""
+        return self.mask(length)
+
     def next_position(self) -> int:
         """The largest position that any row is about to take."""
         positions = self.kwargs.get("position_ids")

@@ -20,7 +20,17 @@ from transformers import (
 )
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE, STATELESS, Banned, Effect, effect_of, one_by_one
+from hf_domino.decoding.processors import (
+    CHECKS_LAW,
+    PREFIX_FREE,
+    STATELESS,
+    Banned,
+    Effect,
+    allows,
+    effect_of,
+    one_by_one,
+    remembering,
+)
 from hf_domino.decoding.scores import Scores
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.methods.vocabulary import DraftVocabulary
@@ -38,7 +48,7 @@ class TokenLaw:
         self.stops = stops or KnownStops()
         self.vocabulary = DraftVocabulary()  # whose tokens have logits
         # The processors in order, those that have an effect as that.
-        self.steps: list[Effect | LogitsProcessor] = [effect_of(processor) or processor for processor in processors]
+        self.steps: list[Effect | LogitsProcessor] = [effect_of(each) or remembering(each) for each in processors]
 
     @property
     def processors(self) -> list[Any]:
@@ -134,8 +144,19 @@ class TokenLaw:
         seen, all_logits = seen_by_each() if seen_by_each else prefixes, self.vocabulary.scatter(logits)
         # Transformers' own processors know an answer for every prefix; a trie or a grammar may not.
         asks_caller = any(type(processor) is PrefixConstrainedLogitsProcessor for processor in self.processors)
-        is_open = self.stops.are_open(prefixes.lengths, seen) if asks_caller else None
+        is_open = self._are_open(prefixes, seen) if asks_caller else None
         return self.vocabulary.gather(self.process(all_logits.flatten(0, 1), seen, is_open=is_open)).view_as(logits)
+
+    def _are_open(self, prefixes: Prefixes, seen: Prefixes) -> list[bool]:
+        """Which texts behind some rows go on, and hold only tokens that the caller's own functions allow there."""
+        constraints = [one for one in self.processors if type(one) is PrefixConstrainedLogitsProcessor]
+        are_open = self.stops.are_open(prefixes.lengths, seen)
+        per_row = len(seen.lengths) // len(prefixes.lengths)
+        for index, is_open in enumerate(are_open):
+            if is_open:
+                start, text = prefixes.lengths[index // per_row], seen.ids[index, : seen.lengths[index]]
+                are_open[index] = all(allows(one, seen.rows[index], text, start) for one in constraints)
+        return are_open
 
     def process(
         self,

@@ -157,7 +157,7 @@ def tree_inputs(
         sees (`torch.Tensor`): Likewise, `[B, W, W]`.
         inputs (`dict`): What `prepare_inputs_for_generation` gives for the W positions, its mask `[B, ...]`.
         target (`PreTrainedModel`): Of eager or sdpa attention.
-        start (`torch.Tensor`, *optional*): The column that the block begins at, `[]`; defaults to the last W ones.
+        start (`torch.Tensor`, *optional*): The column that the block begins at, `[B, 1]`; defaults to the last W ones.
 
     Returns:
         `dict`: Likewise; the mask is `[B, 1, W, S]`, or one such for each kind of layer.
@@ -188,5 +188,5 @@ def _mask(
     first = size - width if start is None else start
     block = rows.gather(3, (first + depths)[:, None, None].expand(-1, -1, width, -1))
     hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
-    columns = first + torch.arange(width, device=mask.device)
-    return rows.index_copy(3, columns, block.masked_fill(~sees[:, None], hidden))
+    columns = (first + torch.arange(width, device=mask.device)).view(-1, 1, 1, width)
+    return rows.scatter(3, columns.expand_as(block), block.masked_fill(~sees[:, None], hidden))

@@ -82,8 +82,13 @@ def _try(target: PreTrainedModel) -> str | None:
     except Exception as error:  # whatever a target makes of such inputs
         return f"the target does not take trees: {type(error).__name__}: {error}"
     right = [place for place, index in enumerate(order) if index != 6]
-    expected = expected.double()
-    distances = (logits[0, right].double() - expected[0]).square().mean(dim=1).sqrt() / expected[0].std(dim=1)
-    if not (difference := float(distances[1:].median())) <= TOLERANCE.get(rounded_to(target), 0.0):
+    difference = distance(logits[0, right][1:], expected[0, 1:])
+    if not difference <= TOLERANCE.get(rounded_to(target), 0.0):
         return f"the target's logits in a tree differ by {difference:.2g} standard deviations"
     return None
+
+
+def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
+    """How far logits `[N, V]` are from others: their root mean square difference in standard deviations, the median."""
+    expected = expected.double()
+    return float(((logits.double() - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)).median())

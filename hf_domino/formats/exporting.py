@@ -19,7 +19,7 @@ from transformers.utils import logging
 
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import check_writable
+from hf_domino._common.whole_files import check_writable, whole_files
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import stored_dflash
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
@@ -102,11 +102,9 @@ def export(
     check_writable(folder, "the folder to export to")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
         raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in (folder / CONFIG, *folder.glob(WEIGHTS)):  # a shard or an index would be read with the new ones
-        path.unlink(missing_ok=True)
-    save_torch_state_dict(tensors, folder, max_shard_size=max_shard_size, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    with whole_files(folder, WEIGHTS) as aside:  # an old shard or index would be read with the new ones
+        save_torch_state_dict(tensors, aside, max_shard_size=max_shard_size, metadata={"format": "pt"})
+        (aside / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     files = (CONFIG, *sorted(path.name for path in folder.glob(WEIGHTS)))
     return Export(folder, format, files, found, (note,) if note else ())
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING
+from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING, check_rope_numbers
 
 if TYPE_CHECKING:
     from hf_domino.configuration.domino_config import DominoConfig
@@ -157,6 +157,7 @@ def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
     """Read the backbone's fields of a decoder's configuration, with its architecture's defaults."""
     top = stored.get("rope_theta")
     for place in ("rope_parameters", "rope_scaling"):
+        check_rope_numbers(section_of(stored, place), place)
         nested = section_of(stored, place).get("rope_theta")
         # Both may be there with different values: Transformers 5 leaves the class's default beside the real one.
         if None not in (top, nested) and top != nested:

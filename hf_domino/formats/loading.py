@@ -170,8 +170,11 @@ def _told(config: DominoConfig, *fields: str) -> str:
     return ", ".join(f"{field}={getattr(config, field)!r}" for field in fields)
 
 
-def check_finite(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Refuse NaN and infinity, with which every draft would be rejected silently."""
+def check_loaded(tensors: Mapping[str, torch.Tensor], missing: Collection[str]) -> None:
+    """Refuse random weights in the place of missing ones, NaN and infinity: hardly a draft would be accepted."""
+    if missing:  # they were there when the headers were read
+        remedy = "The checkpoint was changed while it was read. Load it again."
+        raise refusal("the checkpoint's tensors", "complete", f"a file without {shown(sorted(missing))}", remedy)
     for name, tensor in tensors.items():
         is_read = type(tensor) is torch.Tensor and not tensor.is_meta
         if is_read and not torch.stack(tensor.aminmax()).isfinite().all():

@@ -35,6 +35,7 @@ HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
 CUT_SHORT = "Consistency check failed"  # huggingface_hub's words for a download of another size than was told
+INSTALL_PEFT = "It is the extra `peft` of hf-domino: pip install peft."
 AGAIN = "Download the checkpoint again, or save the drafter again."
 
 
@@ -102,12 +103,12 @@ def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConf
     """Read config.json of a folder or a Hub name, or the file itself; None of an adapter, whose base has one."""
     if os.path.isfile(name):
         return read_object(Path(name))
-    path = _find(name, CONFIG, download)
+    path = find_file(name, CONFIG, download)
     if path is not None:
         return read_object(path)
-    if _find(name, ADAPTER_CONFIG, download) is not None:
+    if find_file(name, ADAPTER_CONFIG, download) is not None:
         if not is_peft_available():
-            raise refusal(ADAPTER_CONFIG, "absent without peft", "an adapter", "pip install peft")
+            raise refusal(ADAPTER_CONFIG, "absent without the package peft", "an adapter", INSTALL_PEFT)
         return None
     place = "/".join(filter(None, (str(name), download.get("subfolder"))))
     raise refusal(CONFIG, f"in {place}", None, AGAIN)
@@ -131,10 +132,10 @@ def stored_tensors(
 def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any]) -> Iterator[Path]:
     single = f"model{variant}.safetensors"
     # In the order in which Transformers looks for them.
-    if (path := _find(name, single, download)) is not None:
+    if (path := find_file(name, single, download)) is not None:
         yield path
         return
-    path = _find(name, f"model.safetensors.index{variant}.json", download)
+    path = find_file(name, f"model.safetensors.index{variant}.json", download)
     if path is None:
         remedy = "Pickled weights (pytorch_model.bin) are not loaded, as a pickle can hold anything: convert them."
         raise refusal(single, f"among the weights of {name}, or an index of its shards", None, remedy)
@@ -145,7 +146,7 @@ def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any
         value = wrong[0] if wrong else places
         raise refusal(f"weight_map of {path.name}", "an object that names a file for each tensor", value, AGAIN)
     for shard in sorted(set(files)):
-        file = _find(name, shard, download)
+        file = find_file(name, shard, download)
         if file is None:
             raise refusal(f"{shard} of {path.name}", f"in {name}", None, AGAIN)
         yield file
@@ -169,7 +170,7 @@ def _tensors(path: Path) -> list[StoredTensor]:
     return found
 
 
-def _find(name: str | os.PathLike, file: str, download: dict[str, Any]) -> Path | None:
+def find_file(name: str | os.PathLike, file: str, download: dict[str, Any]) -> Path | None:
     """Find a file of the checkpoint, downloading it if needed; None if there is none."""
     quiet = {"_raise_exceptions_for_missing_entries": False}
     try:

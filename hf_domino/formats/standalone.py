@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+from hf_domino._common.version import __version__
+from hf_domino._common.whole_files import whole_files
+
 FOLDER = "custom_generate"
 ENTRY, ENTRY_FILE = "integration/custom_generate.py", "generate"  # read, never imported; what Transformers looks for
 PACKAGES = ("hf_domino", "domino_kernels")
@@ -40,12 +43,10 @@ def write_bundle(folder: str | Path) -> list[Path]:
     ```
     """
     place = Path(folder) / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
     texts = {f"{name}.py": text for name, text in bundle().items()} | {"requirements.txt": "\n".join(REQUIREMENTS)}
-    for old in place.glob("*.py"):
-        old.unlink()
-    for name, text in texts.items():
-        (place / name).write_text(text.rstrip() + "\n", encoding="utf-8")
+    with whole_files(place, "*.py") as aside:
+        for name, text in texts.items():
+            (aside / name).write_text(text.rstrip() + "\n", encoding="utf-8")
     return [place / name for name in texts]
 
 
@@ -53,7 +54,6 @@ def bundle() -> dict[str, str]:
     """Make the flat modules: text by name."""
     if _path(_ENTRY_NAME) is None:
         raise ValueError("standalone=True needs the package, whose source is bundled: pip install hf-domino.")
-    version = importlib.import_module(PACKAGES[0]).__version__
     texts: dict[str, str] = {}
     found, open_ = {_ENTRY_NAME: ENTRY_FILE}, [_ENTRY_NAME]
     while open_:
@@ -65,7 +65,7 @@ def bundle() -> dict[str, str]:
             path.stem == "__init__",
             lambda other: _named(other) if _path(other) else None,
         )
-        header = f"# {name}, hf_domino {version}, SPDX-License-Identifier: {LICENCE}; made from it: do not edit"
+        header = f"# {name}, hf_domino {__version__}, SPDX-License-Identifier: {LICENCE}; made from it: do not edit"
         texts[found[name]] = f"{header}\n{text}"
         for other in sorted(needed - found.keys()):
             assert _named(other) not in found.values(), f"{other} has no name of its own in a flat folder"

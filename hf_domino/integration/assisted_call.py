@@ -5,6 +5,7 @@ Kept apart from the patch because it needs all of decoding, which nobody pays fo
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -13,17 +14,18 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel, StaticCache
 from transformers.generation import GenerationMode
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino._common.notices import logger, notice
 from hf_domino._common.refusal import refusal, refused_field
 from hf_domino.decoding.loop import assisted_decoding
+from hf_domino.formats.adapters import drafter_config, stored_config
 from hf_domino.formats.dflash_config import MUSE_GLIMMER
-from hf_domino.formats.loading import interpret
 from hf_domino.formats.registry import format_of
-from hf_domino.formats.source import CONFIG, check_is_target, check_source, read_config
-from hf_domino.integration.call_checks import check_generation, check_prepared
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
+from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of, unwrapped
@@ -55,10 +57,35 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> A
 def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Any:
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}
+    if kept["generation_config"].cache_implementation is None and prefers_fixed_shape(input_ids):
+        kept |= _in_fixed_shape(target, kwargs["assistant_model"], len(input_ids), kept)
     default, host = torch.get_default_device(), torch.device("cpu")
     # Tensors without a device are made on the host, unless the default device is the target's: entering takes time.
     with nullcontext() if default in (host, input_ids.device) else host:
         return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
+
+
+def prefers_fixed_shape(input_ids: torch.Tensor) -> bool:
+    """Whether rounds run in fixed shape unless a call says otherwise: on a GPU, where they wait for launches."""
+    return input_ids.is_cuda
+
+
+def _in_fixed_shape(
+    target: PreTrainedModel, drafter: DominoDraftModel, batch_size: int, kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What changes in a call so that it runs in fixed shape; where it cannot, why its rounds grow."""
+    if getattr(kwargs[CACHE], "_is_user_defined", False):
+        return {"why_growing": "the call brought a cache of its own"}
+    config = copy.copy(kwargs["generation_config"])
+    config.cache_implementation = "static"
+    cache = StaticCache(config=target.config.get_text_config(decoder=True), max_cache_len=1)  # for its kinds of layers
+    try:
+        check_static(target, drafter, batch_size, cache, config)
+    except ValueError as error:
+        if refused_field(error) is None:
+            raise
+        return {"why_growing": str(error)}
+    return {"generation_config": config, CACHE: cache}
 
 
 # --- by the default drafter -------------------------------------------------------------------------------------
@@ -83,8 +110,7 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
 def meet(target: PreTrainedModel, name: str) -> None:
     """Attach the drafter of a name to a target if it was made for that, and say whether it was."""
     try:
-        if stored := read_config(name, {}):  # none of an adapter
-            check_recorded(interpret(stored)[1], target)
+        check_recorded(drafter_config(name), target)
         set_default(*default_pair(target, name))
         notice(f"{name} drafts for {target.name_or_path}.")
     except ValueError as error:
@@ -141,8 +167,7 @@ def pipeline_drafter(
     if isinstance(assistant, (str, os.PathLike)):
         download = dict(download or {})
         check_source(os.fspath(assistant), "assistant_model", **download)
-        config, _ = PreTrainedConfig.get_config_dict(assistant, **download)
-        found = format_of(config)
+        found = format_of(stored_config(assistant, download))
         if found in (None, MUSE_GLIMMER):  # which Transformers runs itself
             return None
         drafter = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype, **download)
@@ -154,8 +179,8 @@ def pipeline_drafter(
 def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None = None) -> DominoDraftModel:
     """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes."""
     loaded, download = _named.setdefault(target, {}), dict(download or {})
-    file = Path(name).absolute() / CONFIG
-    saved = (file, file.stat().st_mtime_ns) if file.is_file() else os.fspath(name)  # the second on the Hub
+    files = [Path(name).absolute() / file for file in (CONFIG, ADAPTER_CONFIG)]
+    saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file()) or os.fspath(name)
     key = (saved, target.dtype, input_device(target), download.get("revision"), download.get("subfolder"))
     if key not in loaded:
         found = pipeline_drafter(target, name, download)

@@ -12,19 +12,34 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
-from hf_domino.decoding.caches import unalignable
+from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.sampling import stateful_processors
+from hf_domino.decoding.static.batch_support import why_one_sequence
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.integration.step_checks import GROWING_ROPE_TYPES, check_rope, check_steps, num_given
+from hf_domino.integration.step_checks import (
+    GROWING_ROPE_TYPES,
+    check_adapters,
+    check_rope,
+    check_steps,
+    num_given,
+)
 from hf_domino.target.compatibility import check_drafter, check_rows, check_target
 
 # Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
 # tensors, which in a cache of fixed shape is not the text's.
 READS_CACHE_LENGTH = ("gpt_neo", "mpt")
+
+# What `generate` hands to a loop, and what is selected with the rows of a batch or read only once.
+SELECTED_BY_ROW = (
+    *PER_POSITION,
+    *(CACHE, "inputs_embeds", "logits_processor", "stopping_criteria", "streamer", "generation_config"),
+    *("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus", "use_cache"),
+)
 
 # --- generate picks its mode ------------------------------------------------------------------------------------
 
@@ -95,12 +110,12 @@ def check_prepared(
     config, batch_size = kwargs["generation_config"], len(input_ids)
     num_proposals = drafter.config.num_draft_tokens
     check_inputs(target, input_ids, kwargs)
+    check_adapters(target, batch_size)
     max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
     check_rope(target, num_proposals, input_ids, kwargs, config, max_length)
     _check_step_outputs(target, batch_size, config)
     if config.cache_implementation == "static":
-        drafter.config.check_supports("cache_implementation='static'")
-        _check_static(target, batch_size, kwargs[CACHE], config)
+        check_static(target, drafter, batch_size, kwargs[CACHE], config)
     if batch_size > 1:
         _check_batch(batch_size, kwargs)
         check_rows(target, num_proposals, kwargs)
@@ -167,7 +182,8 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
             remedy = "Repeat the prompts instead of asking for several num_return_sequences."
             raise refusal(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
     mask, cache = kwargs.get("attention_mask"), kwargs[CACHE]
-    if cache_part := unalignable(cache):
+    is_static = kwargs["generation_config"].cache_implementation == "static"
+    if not is_static and (cache_part := unalignable(cache)):
         raise refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
     if cache.get_seq_length():
         raise refusal(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
@@ -176,17 +192,25 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
     for name in ("encoder_hidden_states", "image_attention_mask"):
         if kwargs.get(name) is not None:
             raise refusal(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
+    for name in set(kwargs) - set(SELECTED_BY_ROW) - set(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL):
+        value = kwargs[name]
+        is_list = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
+        if is_list and len(value) == batch_size:
+            remedy = f"Sequences leave the batch when they end, and it is not known what {name} is. {alone}"
+            expected = "no tensor or list with an entry for each sequence, for a batch"
+            raise refusal(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)
 
 
-def _check_static(target: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig) -> None:
-    """Refuse targets and outputs that rounds of fixed shape do not have."""
+def check_static(
+    target: PreTrainedModel, drafter: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig
+) -> None:
+    """Refuse drafters, targets and outputs that rounds of fixed shape do not have."""
+    drafter.config.check_supports("cache_implementation='static'")
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
     text = target.config.get_text_config(decoder=True)
     rope = getattr(text, "rope_parameters", None) or {}
     kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
-    if batch_size > 1:
-        raise refusal(f"the batch size {static}", 1, batch_size, f"{remedy[:-1]}, or generate one at a time.")
     if text.model_type in READS_CACHE_LENGTH:
         expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
         raise refusal(f"the target's model_type {static}", expected, text.model_type, remedy)
@@ -202,3 +226,5 @@ def _check_static(target: PreTrainedModel, batch_size: int, cache: Any, config: 
     for field in ("output_hidden_states", "output_attentions"):
         if config.return_dict_in_generate and getattr(config, field):
             raise refusal(f"{field} {static}", False, True, remedy)
+    if batch_size > 1 and (reason := why_one_sequence(target, cache)) is not None:
+        raise refusal(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")

@@ -1,6 +1,7 @@
 """Checks that several steps in one forward are what they are one by one.
 
-A target may hand on outputs from one step to the next, or change its rotary frequencies at a length of the text.
+A target may hand on outputs from one step to the next, change its rotary frequencies at a length of the text, or be
+under hooks that go by how many tokens a forward is given, or by which sequence of the batch stands where.
 """
 
 from __future__ import annotations
@@ -33,6 +34,31 @@ def check_steps(target: PreTrainedModel) -> None:
             "one of its own",
             "It may hand on outputs, and a round takes several steps in one forward; drop assistant_model.",
         )
+
+
+def check_adapters(target: PreTrainedModel, batch_size: int) -> None:
+    """Refuse adapters that PEFT applies by the number of tokens in a forward, or by the place of a sequence.
+
+    PEFT hands `generate`'s arguments to its layers through forward hooks, once for the whole call. An activated LoRA
+    (`alora_invocation_tokens`) counts from the end of what a forward is given, which is a block here. `adapter_names`
+    has an entry for each sequence, and sequences leave a batch when they end.
+
+    Args:
+        target (`PreTrainedModel`): The target, under the hooks of the call.
+        batch_size (`int`): Sequences of the call.
+    """
+    for module in target.modules():
+        for hook in module._forward_pre_hooks.values():
+            given = getattr(hook, "keywords", {})
+            if any(offset is not None for offset in given.get("alora_offsets") or ()):
+                remedy = "PEFT applies it to the last tokens of each forward, and a round takes several at once; "
+                remedy += "drop assistant_model, or disable the adapter."
+                expected = "an adapter without alora_invocation_tokens"
+                raise refusal("the target's active adapter", expected, "an activated LoRA (aLoRA)", remedy)
+            names = given.get("adapter_names")
+            if batch_size > 1 and names is not None:
+                remedy = "Sequences leave the batch when they end; generate those of one adapter at a time."
+                raise refusal("adapter_names with a Domino assistant_model", "None, for a batch", names, remedy)
 
 
 def num_given(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration.checks import LAYER_TYPES, MOST_POSITIONS, SLIDING, check_range
+from hf_domino.configuration.checks import LAYER_TYPES, MOST_POSITIONS, POSITIVE, SLIDING, WIDTH, check_range
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import config_classes
 
@@ -43,6 +43,8 @@ class BlockConfig(DominoConfig):
     output_multiplier: float | int | None = None
     final_logit_softcapping: float | int | None = None
 
+    ranges = DominoConfig.ranges | {"conv_group_size": WIDTH}
+
     @classmethod
     def sizes_for(cls, hidden_size: int) -> dict[str, int]:
         return {"conv_group_size": math.gcd(16, hidden_size)}
@@ -62,6 +64,9 @@ class BlockConfig(DominoConfig):
 
     def check(self) -> None:
         super().check()
+        for field in ("input_embedding_scale", "output_multiplier", "final_logit_softcapping"):
+            if (value := getattr(self, field)) is not None:
+                check_range(field, value, *POSITIVE, is_whole=False)
         if (taps := self.conv_kernel_size) is not None:
             check_range("conv_kernel_size", taps, 1, self.block_size, "block_size, or None")
             check_range("conv_group_size", self.conv_group_size, 1, self.hidden_size, "hidden_size")

@@ -17,6 +17,23 @@ if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
 
 
+def partial_product(layer: nn.Module, values: torch.Tensor, first: int = 0, biased: bool = False) -> torch.Tensor:
+    """Multiply a part of a linear layer's input, whose other columns are multiplied elsewhere.
+
+    Args:
+        layer (`nn.Module`): A linear layer, or PEFT's wrapper around one, which counts its adapters.
+        values (`torch.Tensor`): The part `[..., P]`.
+        first (`int`, *optional*, defaults to 0): The column of the layer that the part begins with.
+        biased (`bool`, *optional*, defaults to `False`): Whether this part brings the layer's bias.
+    """
+    weight: Any = layer.weight
+    bias: Any = layer.bias
+    if type(layer) is nn.Linear:
+        return F.linear(values, weight[:, first : first + values.shape[-1]], bias if biased else None)
+    product = layer(F.pad(values, (first, weight.shape[1] - first - values.shape[-1])))
+    return product if biased or bias is None else product - bias
+
+
 class CorrectionHead(ABC):
     """A correction head, which says how the scores of a position depend on the tokens chosen before it.
 

@@ -25,7 +25,7 @@ from hf_domino.configuration.from_target import rank_for
 from hf_domino.methods.backbone import ZeroLinear
 from hf_domino.methods.block import BlockModel
 from hf_domino.methods.block_config import BlockConfig
-from hf_domino.methods.correction import CorrectionHead
+from hf_domino.methods.correction import CorrectionHead, partial_product
 
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
@@ -169,22 +169,13 @@ class DominoHead(CorrectionHead):
     def initial_state(self, num_rows: int) -> torch.Tensor:
         return self.prefix_gru.initial_state(num_rows)
 
-    @property
-    def _down(self) -> torch.Tensor:
-        """W1, `[R, H + G]`, with what PEFT's adapters add to it while they are trained."""
-        layer: Any = self.embed_proj[0]
-        weight = layer.weight
-        if not (getattr(layer, "merged", False) or getattr(layer, "disable_adapters", False)):
-            for adapter in getattr(layer, "active_adapters", ()):
-                weight = weight + layer.get_delta_weight(adapter)
-        return weight
-
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(draft_hidden, self._down[:, : draft_hidden.shape[-1]])
+        return partial_product(self.embed_proj[0], draft_hidden)
 
     def project_state(self, states: torch.Tensor) -> torch.Tensor:
         """The states' part of what SiLU reads: `[..., G]` to `[..., R]`."""
-        return F.linear(states, self._down[:, -states.shape[-1] :])
+        down: Any = self.embed_proj[0]
+        return partial_product(down, states, down.weight.shape[1] - states.shape[-1])
 
     def step(
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor

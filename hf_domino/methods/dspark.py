@@ -19,7 +19,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
 from torch import nn
 
@@ -29,7 +28,7 @@ from hf_domino.configuration.from_target import rank_for
 from hf_domino.methods.backbone import ZeroLinear
 from hf_domino.methods.block import BlockModel
 from hf_domino.methods.block_config import BlockConfig
-from hf_domino.methods.correction import CorrectionHead
+from hf_domino.methods.correction import CorrectionHead, partial_product
 
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
@@ -145,10 +144,10 @@ class GatedMarkovHead(MarkovHead):
         self.gate_proj = nn.Linear(self.hidden_size + self.rank, self.rank)
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(draft_hidden, self.gate_proj.weight[:, : self.hidden_size], self.gate_proj.bias)
+        return partial_product(self.gate_proj, draft_hidden, biased=True)
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        return (part + F.linear(states, self.gate_proj.weight[:, self.hidden_size :])).sigmoid() * states
+        return (part + partial_product(self.gate_proj, states, self.hidden_size)).sigmoid() * states
 
 
 class RecurrentMarkovHead(MarkovHead):
@@ -161,14 +160,14 @@ class RecurrentMarkovHead(MarkovHead):
         self.joint_proj, self.state_size = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank), 2 * self.rank
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
-        return F.linear(draft_hidden, self.joint_proj.weight[:, 2 * self.rank :], self.joint_proj.bias)
+        return partial_product(self.joint_proj, draft_hidden, 2 * self.rank, biased=True)
 
     def step(
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
     ) -> torch.Tensor:
         embeds = self.embed(token_ids)
         before = states[..., : self.rank]
-        joint = part + F.linear(torch.cat((before, embeds), dim=-1), self.joint_proj.weight[:, : 2 * self.rank])
+        joint = part + partial_product(self.joint_proj, torch.cat((before, embeds), dim=-1))
         gate, candidate, output = joint.chunk(3, dim=-1)
         kept = gate.sigmoid()
         return torch.cat((kept * before + (1 - kept) * candidate.tanh(), output), dim=-1)

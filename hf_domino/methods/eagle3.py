@@ -211,7 +211,7 @@ class Eagle3Model(DominoDraftModel):
 
     def head_parameters(self) -> list[nn.Parameter]:
         names = ("norm",) * (not self.config.norm_output) + ("lm_head",) * self.config.own_lm_head
-        return [self.get_submodule(name).weight for name in names]
+        return [weight for name in names for weight in self.get_submodule(name).parameters()]
 
     def embed(self, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings `[..., H]` of tokens `[...]`; an id that is no token's, such as an image's, has some."""

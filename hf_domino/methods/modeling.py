@@ -19,10 +19,11 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS
+from hf_domino.formats.adapters import load_adapted
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
-from hf_domino.formats.loading import check_finite, translate
+from hf_domino.formats.loading import check_loaded, translate
 from hf_domino.formats.standalone import write_bundle
 from hf_domino.methods.backbone import ZeroLinear
 from hf_domino.methods.interface import DraftingMethod
@@ -225,7 +226,8 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
 
         Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
-        Model-Optimizer, Transformers' own DFlash drafter, and the layouts of EAGLE-3.
+        Model-Optimizer, Transformers' own DFlash drafter, and the layouts of EAGLE-3. The folder or Hub name of a PEFT
+        adapter loads the drafter that it names, with the adapter merged into its weights.
 
         Raises:
             ValueError: If weights are missing, misshapen or of the other `projector_type`: random weights would draft
@@ -233,12 +235,16 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         """
         wants_info = kwargs.pop("output_loading_info", False)
         token_ids = translate(pretrained_model_name_or_path, kwargs)
-        model, info = super().from_pretrained(pretrained_model_name_or_path, *args, output_loading_info=True, **kwargs)
-        check_finite(model.state_dict())
-        if model.config.draft_vocab_size is not None:
-            model.d2t = model.d2t.long()
-        if token_ids is not None:
-            model = restrict(model, token_ids, model.name_or_path)
+        name = pretrained_model_name_or_path
+        if kwargs.get("config") is None and isinstance(name, (str, os.PathLike)):
+            model, info = load_adapted(cls.from_pretrained, name, *args, **kwargs)
+        else:
+            model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+            check_loaded(model.state_dict(), info["missing_keys"])
+            if model.config.draft_vocab_size is not None:
+                model.d2t = model.d2t.long()
+            if token_ids is not None:
+                model = restrict(model, token_ids, model.name_or_path)
         model._weight_conversions = []  # saved under our names, with our configuration
         model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult
 from transformers import TrainerState
 
 from hf_domino._common.refusal import refusal
 from hf_domino.cards.render import render_card
-from hf_domino.cards.sections import CARD, merge_card, read_card, read_sections, read_text
+from hf_domino.cards.sections import CARD, MEASURED_BY, merge_card, read_card, read_sections, read_text
 from hf_domino.cards.training import training_section
+from hf_domino.evaluation.benchmark.options import METHODS
 from hf_domino.evaluation.benchmark.report import (
     label,
     markdown_table,
@@ -22,8 +24,8 @@ from hf_domino.evaluation.benchmark.report import (
 )
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
-from hf_domino.formats.loading import interpret
-from hf_domino.formats.source import CONFIG, read_object
+from hf_domino.formats.adapters import drafter_config
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, read_object
 
 ROWS, STATE = "results.jsonl", "trainer_state.json"
 
@@ -42,6 +44,29 @@ def results_section(rows: Sequence[Row]) -> str:
         f"Every figure is computed from `{ROWS}`, a row a prompt; `hf-domino push . --card-only` does it again.",
     ]
     return "\n\n".join(part.strip() for part in parts if part)
+
+
+def eval_results(rows: Sequence[Row]) -> list[EvalResult]:
+    """List the drafter's speed-up and acceptance length in each mode, as the Hub reads them from the head of a card.
+
+    The drafter's own method is `domino_adaptive`, or else the first drafter that was compared. The list is empty if
+    neither was measured.
+    """
+    own = [method for method in methods_of(rows) if method == "domino_adaptive" or method not in METHODS]
+    found = {name: summarize(rows, own[0], mode) for mode, name in modes_of(rows).items()} if own else {}
+    return [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=MEASURED_BY,
+            dataset_name=f"prompts of {MEASURED_BY}",
+            metric_type=field,
+            metric_name=f"{field.replace('_', ' ')}, {name}",
+            metric_value=round(value, 2),
+        )
+        for name, summary in found.items()
+        for field in ("speed_up", "acceptance_length")
+        if (value := getattr(summary, field)) is not None
+    ]
 
 
 def _by_position(rows: Sequence[Row]) -> str:
@@ -64,27 +89,34 @@ def card_for(
     # Read are results.jsonl and trainer_state.json, if there. `name` is what the drafter is loaded by, the folder's by
     # default. `target` is by default the card's base_model or the configuration's
     # target_name. `metadata`, such as license, goes into the card's head; lists are united with those there.
-    if not (folder / CONFIG).is_file():
-        remedy = "Save a drafter there, drafter.save_pretrained(folder); merge an adapter before, merge_and_unload()."
-        raise refusal("FOLDER", f"that of a drafter, with {CONFIG}", str(folder), remedy)
-    config, existing = interpret(read_object(folder / CONFIG))[1], read_text(folder / CARD)
+    is_adapter = not (folder / CONFIG).is_file()
+    if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
+        remedy = "Save a drafter or its adapter there with save_pretrained(folder)."
+        raise refusal("FOLDER", f"that of a drafter, with {CONFIG} or {ADAPTER_CONFIG}", str(folder), remedy)
+    config, existing = drafter_config(folder), read_text(folder / CARD)
     sections, rows, results = read_sections(existing), folder / ROWS, None
+    name = name or folder.resolve().name
     base = read_card(existing).data.get("base_model")
     named = target or (base if isinstance(base, str) else None) or config.target_name
     if named is None:
         raise ValueError(f"--target must be given: neither {folder / CONFIG} nor its card names the target.")
+    head = dict(metadata or {})
     if rows.is_file():
-        results = results_section(read_rows(rows))
+        found = read_rows(rows)
+        results = results_section(found)
+        if measures := eval_results(found):
+            head |= {"model_name": name.rpartition("/")[2], "eval_results": measures}
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
         raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
     new = render_card(
         config,
-        name=name or folder.resolve().name,
+        name=name,
         target=named,
         training=_training(folder, sections.get("training")),
         results=results,
-        metadata=metadata,
+        metadata=head,
+        adapter=read_object(folder / ADAPTER_CONFIG) if is_adapter else None,
     )
     return merge_card(existing, new, [*(metadata or {}), *(["base_model"] if target else [])])
 

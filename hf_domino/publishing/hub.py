@@ -26,17 +26,19 @@ from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from transformers.utils import logging
 
-from hf_domino import __version__
 from hf_domino._common.refusal import refusal
+from hf_domino._common.version import __version__
+from hf_domino.cards.render import is_hub_name
 from hf_domino.cards.sections import CARD, merge_card, read_text
+from hf_domino.formats.adapters import ADAPTER_FILES, BASE
 from hf_domino.formats.loading import interpret
 from hf_domino.formats.registry import format_of, refuse_others
-from hf_domino.formats.source import CONFIG
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, read_object
 from hf_domino.methods import DominoDraftModel
 from hf_domino.publishing.folder_card import card_for
 
 PUBLISHED = [
-    *(CARD, CONFIG, "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
+    *(*ADAPTER_FILES, CARD, CONFIG, "generation_config.json", "model*.safetensors", "model.safetensors.index.json"),
     *("results*.jsonl", "figures/*.svg", "figures/*.png", "LICENSE*", "NOTICE*"),
     *("custom_generate/*.py", "custom_generate/requirements.txt", "custom_generate/README.md"),
 ]
@@ -79,6 +81,9 @@ def push(
     if "/" not in repo_id:
         raise refusal("the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter.")
     validate_repo_id(repo_id)
+    if (folder / ADAPTER_CONFIG).is_file() and not is_hub_name(base := read_object(folder / ADAPTER_CONFIG).get(BASE)):
+        remedy = "Push that drafter and name it there, or push one whole: load this folder and save_pretrained it."
+        raise refusal(f"{BASE} of {ADAPTER_CONFIG}", "a name on the Hub, where others find it", base, remedy)
     text = card_for(folder, name=repo_id, **card)
     going = _additions(folder, text.encode())
     names = {name.partition("/")[0] for name in going}
@@ -112,7 +117,8 @@ def _additions(folder: Path, card: bytes) -> dict[str, CommitOperationAdd]:
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # Transformers' report of what is missing; the error says it
     try:
-        DominoDraftModel.from_pretrained(folder, device_map="meta", local_files_only=True)
+        is_whole = (folder / CONFIG).is_file()  # an adapter is merged, which needs values
+        DominoDraftModel.from_pretrained(folder, device_map="meta" if is_whole else None, local_files_only=True)
     finally:
         logging.set_verbosity(verbosity)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
@@ -185,6 +191,8 @@ def _judged(api: HfApi, info: ModelInfo) -> FoundDrafter:
         refused = "access is granted on request, on its page"
     except RemoteEntryNotFoundError:
         refused = f"not a drafter: there is no {CONFIG}"
+        if ADAPTER_CONFIG in files:
+            refused = f"an adapter, which loads if the model in its {ADAPTER_CONFIG} is a drafter"
     except (ValueError, AttributeError) as error:
         refused = " ".join(str(error).split())
     if form and files and not any(name.endswith(".safetensors") for name in files):

@@ -101,5 +101,5 @@ def version_notice(version: str) -> str | None:
     tested, read = ", ".join(TESTED), ", ".join(READ)
     return (
         f"hf_domino's plugin was tested with vLLM {tested} and its seams were read in {read}; this is {version}. "
-        "Run `hf-domino check --vllm` before you rely on it."
+        "Compare the mean acceptance length that vLLM logs with that of `hf-domino bench` before you rely on it."
     )

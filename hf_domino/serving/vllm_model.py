@@ -25,7 +25,7 @@ from hf_domino.serving.vllm_faults import mend_context_norms, mend_expansion
 logger = init_logger("vllm.hf_domino")
 V2_NOTICE = (
     "hf_domino's plugin was run with vLLM's V1 runner. This is the V2 runner, whose code was read and not run: compare "
-    "the acceptance with `hf-domino check --vllm`, or set VLLM_USE_V2_MODEL_RUNNER=0."
+    "the mean acceptance length that vLLM logs with that of `hf-domino bench`, or set VLLM_USE_V2_MODEL_RUNNER=0."
 )
 
 

@@ -65,6 +65,7 @@ class DecodingStats:
         copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
         chain (`str`, *optional*): Why rounds could not propose trees, where they were to; None where nothing stood
             against these.
+        why_growing (`str`, *optional*): On a GPU, why rounds did not run in fixed shape; None where they did.
         tree_size (`int`, *optional*): Most nodes of a round's tree; None where all rounds proposed chains.
     """
 
@@ -80,6 +81,7 @@ class DecodingStats:
     copied: list[list[bool]] = field(default_factory=list)
     chain: str | None = None
     tree_size: int | None = None
+    why_growing: str | None = None
 
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
@@ -220,6 +222,7 @@ class DecodingStats:
         ]
         lines += [("target", self.target)] if self.target else []
         lines += [("chains, no trees", self.chain)] if self.chain else []
+        lines += [("growing caches", self.why_growing)] if self.why_growing else []
         lines += [("paused", str(pause)) for pause in self.pauses]
         lines += [(f"{name}, s", f"{seconds:.3f}") for name, seconds in (self.phases or {}).items()]
         return "\n".join(f"{name:<24}{value}" for name, value in lines)

@@ -79,6 +79,9 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
         return
     sized = copy.copy(config)
     sized.vocab_size = size
+    if config.learns_while_drafting:
+        remedy = "Its table has a row for each token: make another with hf_domino.recycling(target)."
+        raise refusal("the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy)
     if sized.shapes() != config.shapes():
         some = f"drafter.restricted(range({min(size, config.vocab_size - 1)}))"
         remedy = f"{OWN_DRAFTER} One whose W2 or lm_head alone has that size fits as {some}."

@@ -89,7 +89,7 @@ def identify(target: PreTrainedModel) -> TargetIdentity:
         name=name,
         revision=revision,
         config_digest=config_digest(target.config),
-        weights_digest=_weights_digest(target),
+        weights_digest=weights_digest(target),
         dtype=str(target.dtype).removeprefix("torch."),
     )
 
@@ -124,7 +124,7 @@ def config_digest(config: PreTrainedConfig) -> str:
 
 
 @torch.no_grad()
-def _weights_digest(target: PreTrainedModel) -> str:
+def weights_digest(target: PreTrainedModel) -> str:
     """Digest of the signs of some values of some matrices, or one of `UNREADABLE`."""
     is_text = target.config.get_text_config(decoder=True) is target.config  # else a tower beside it is left out
     parts = torch.nn.ModuleList([target] if is_text else [target.get_decoder(), target.get_output_embeddings()])

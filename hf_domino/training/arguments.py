@@ -4,46 +4,29 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.utils import is_peft_available
 
+from hf_domino._common.fields import MOST_SEED
+from hf_domino._common.options import describe
 from hf_domino._common.refusal import refusal
+from hf_domino.formats.source import INSTALL_PEFT
 from hf_domino.training.fields import TrainingFields
 
+# Fields of an adapter's training, with their defaults.
+LORA = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": None}
 
+
+@partial(describe, options=TrainingFields)
 @dataclass
 class DominoTrainingArguments(TrainingFields, TrainingArguments):
     """Training arguments of a drafter; the defaults are what short trainings here learned most from.
 
     Those that were published (arXiv 2605.29707) are in `paper.yaml`.
-
-    Args:
-        max_length (`int`, *optional*, defaults to 2048): Longest row in tokens; longer ones are cut.
-        chat_template_kwargs (`dict` or `str`, *optional*): For the chat template, as it will be used: thinking mode,
-            say. As a string, JSON.
-        num_anchors (`int`, *optional*, defaults to 256): Most blocks trained per sequence and step.
-        loss_decay (`float`, *optional*): Positions after which a loss weight has fallen to 1/e. Defaults to 7 for
-            blocks of 16, 5 for 10, 4 for 8.
-        lambda_base_decay_ratio (`float`, *optional*, defaults to 1.0): Share of training over which the base loss gives
-            way to the corrected loss. Too small a share is the known way to a Domino that is worse than DFlash.
-        lambda_base_start (`float`, *optional*, defaults to 1.0): Weight of the base loss at the first step, in [0, 1];
-            below 1 for a drafter that is trained further.
-        position_weights (`str`, *optional*, defaults to `"decay"`): `"dpace"` for weights that follow what limits
-            acceptance now (arXiv 2605.18810), in training, in place of `loss_decay`.
-        distillation_weight (`float`, *optional*, defaults to 1.0): Share of the cross-entropy with the text's tokens
-            that gives way to the divergence from the target's distribution of each, KL(target || drafter), in [0, 1].
-            Not in evaluation. Above 0 it costs one more product with lm_head.
-        muon_learning_rate (`float`, *optional*, defaults to 0.02): Train the backbone's and the GRU's matrices with
-            Muon at this rate, in units of AdamW's, and the rest with AdamW at `learning_rate`; learns in about a third
-            of the steps. 0 or None for AdamW alone, as trainings with another `optim` have it by default.
-        walk_rows (`int`, *optional*, defaults to 16): Evaluation rows over which the acceptance of real rounds is
-            walked; 0 for none.
-        train_only (`str`, *optional*): `"head"` to train the correction head over a backbone that stays as it is. The
-            base loss cannot fall then, so the corrected loss is trained from the first step.
-        logging_steps (`float`, *optional*, defaults to 0.05): Steps between lines of the log, or below 1 a share of all
-            steps: 20 lines a training.
 
     Raises:
         ValueError: If a field is out of range.
@@ -71,11 +54,22 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         self.accelerator_config.non_blocking = self.dataloader_pin_memory
         usual = DominoTrainingArguments
         # Another optimizer that was asked for is the only one.
-        if self.muon_learning_rate in (0, usual.muon_learning_rate if self.optim != usual.optim else 0):
+        has_other = self.optim != usual.optim or self.use_peft
+        if self.muon_learning_rate in (0, usual.muon_learning_rate if has_other else 0):
             self.muon_learning_rate = None
+        self._complete_lora()
         for names, is_right, allowed in (
             ("max_length", lambda value: value >= 2, "at least 2"),
-            ("num_anchors", lambda value: value >= 1, "at least 1"),
+            (
+                "num_anchors lora_r lora_alpha "
+                "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps",
+                lambda value: value >= 1,
+                "at least 1",
+            ),
+            ("max_steps", lambda value: value == -1 or value >= 1, "at least 1, or -1 for num_train_epochs"),
+            ("num_train_epochs", lambda value: value > 0, "above 0"),
+            ("seed data_seed", lambda value: 0 <= value <= MOST_SEED, f"in [0, {MOST_SEED}]"),
+            ("lora_dropout", lambda value: 0 <= value < 1, "in [0, 1)"),
             ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
             (
                 "lambda_base_decay_ratio lambda_base_start distillation_weight",
@@ -100,6 +94,23 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         if not isinstance(self.chat_template_kwargs or {}, dict):
             example = """Write it like '{"enable_thinking": false}'."""
             raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
+
+    def _complete_lora(self) -> None:
+        """Give the fields of LoRA their defaults, or refuse them where no adapter is trained."""
+        for name, default in LORA.items():
+            value = getattr(self, name)
+            if self.use_peft:
+                setattr(self, name, default if value is None else value)
+            elif value is not None:
+                raise refusal(f"{name} without use_peft", "left out", value, "Set use_peft to train an adapter.")
+        if not self.use_peft:
+            return
+        for name in ("train_only", "muon_learning_rate"):
+            if (value := getattr(self, name)) is not None:
+                remedy = "AdamW trains an adapter, and lora_target_modules says of which layers."
+                raise refusal(f"{name} with use_peft", "left out", value, remedy)
+        if not is_peft_available():
+            raise refusal("use_peft", "False without the package peft", True, INSTALL_PEFT)
 
     @property
     def is_static(self) -> bool:

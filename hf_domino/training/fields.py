@@ -5,15 +5,11 @@ Apart from the arguments that use them, which need torch, so that help can list 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hf_domino._common.dtypes import dtype_name, dtype_of
-
-
-def option(default: Any, help: str) -> Any:
-    """A field with its default and its line of help."""
-    return field(default=default, metadata={"help": help})
+from hf_domino._common.options import option
 
 
 @dataclass
@@ -79,21 +75,54 @@ class DrafterArguments:
 
 @dataclass
 class TrainingFields:
-    """How to train; described in [`DominoTrainingArguments`], which adds the rest of Transformers' fields."""
+    """How to train, apart from the other fields of Transformers, which [`DominoTrainingArguments`] adds."""
 
-    max_length: int = option(2048, "Longest row, in tokens.")
+    max_length: int = option(2048, "Longest row, in tokens; longer ones are cut.")
     chat_template_kwargs: dict[str, Any] | str | None = option(  # noqa: RUF009
-        None, """JSON for the chat template, such as '{"enable_thinking": false}'."""
+        None, """Variables of the chat template as it will be used, as JSON: '{"enable_thinking": false}'."""
     )
     num_anchors: int = option(256, "Most blocks trained per sequence and step.")
-    loss_decay: float | None = option(None, "Positions after which a weight falls to 1/e.")
-    lambda_base_decay_ratio: float = option(1.0, "Share of training that fades the base loss out.")
-    lambda_base_start: float = option(1.0, "Weight of the base loss at the first step.")
-    position_weights: str = option("decay", "decay, or dpace for weights that follow what limits acceptance.")
-    distillation_weight: float = option(1.0, "Share of the loss that compares with the target's distribution.")
-    muon_learning_rate: float | None = option(0.02, "Rate of Muon for matrices; 0 for AdamW alone.")
-    walk_rows: int = option(16, "Evaluation rows to walk in real rounds; 0 for none.")
-    train_only: str | None = option(None, "head, to leave the backbone as it is.")
+    loss_decay: float | None = option(
+        None, "Positions after which a loss weight has fallen to 1/e (default: 7 for blocks of 16, 5 for 10, 4 for 8)."
+    )
+    lambda_base_decay_ratio: float = option(
+        1.0,
+        "Share of training over which the base loss gives way to the corrected loss. Too small a share is the known "
+        "way to a Domino that is worse than DFlash.",
+    )
+    lambda_base_start: float = option(
+        1.0, "Weight of the base loss at the first step, in [0, 1]; below 1 for a drafter that is trained further."
+    )
+    position_weights: str = option(
+        "decay",
+        "decay, or dpace for weights that follow what limits acceptance now (arXiv 2605.18810), in training, in place "
+        "of loss_decay.",
+    )
+    distillation_weight: float = option(
+        1.0,
+        "Share of the cross-entropy with the text's tokens, in [0, 1], that gives way to the divergence from the "
+        "target's distribution of each, KL(target || drafter). Not in evaluation. Above 0 it costs one more product "
+        "with lm_head.",
+    )
+    muon_learning_rate: float | None = option(
+        0.02,
+        "Train the matrices of the backbone and the GRU with Muon at this rate, in units of AdamW's, and the rest with "
+        "AdamW at learning_rate. It learns in about a third of the steps. 0 for AdamW alone, which is what trainings "
+        "with another optim have by default.",
+    )
+    walk_rows: int = option(16, "Evaluation rows over which the acceptance of real rounds is walked; 0 for none.")
+    train_only: str | None = option(
+        None,
+        "head, to train the correction head over a backbone that stays as it is. The base loss cannot fall then, so "
+        "the corrected loss is trained from the first step.",
+    )
+    use_peft: bool = option(False, "Train a LoRA adapter over --drafter, and save it as PEFT does.")
+    lora_r: int | None = option(None, "Rank of LoRA; 16 with use_peft.")
+    lora_alpha: int | None = option(None, "LoRA is scaled by lora_alpha / lora_r; 32 with use_peft.")
+    lora_dropout: float | None = option(None, "Dropout in front of LoRA; 0 with use_peft.")
+    lora_target_modules: list[str] | None = option(  # noqa: RUF009
+        None, "Layers that get LoRA; with use_peft every linear layer of the drafter, the head's too."
+    )
 
     learning_rate: float = option(2e-3, "Peak learning rate of AdamW.")
     lr_scheduler_type: str = option("cosine", "Learning rate schedule.")
@@ -106,5 +135,5 @@ class TrainingFields:
 RECORDED = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
     *("optim", "weight_decay"),
-    *(field.name for field in fields(TrainingFields)),
+    *(field.name for field in fields(TrainingFields) if field.name != "use_peft"),  # which those below it tell
 )

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import within_window
-from hf_domino.data.records import RECORD_SUFFIXES, Source, from_dataset, from_files
+from hf_domino.data.records import RECORD_SUFFIXES, Source, check_file, from_dataset, from_files
 from hf_domino.data.rows import count_tokens, load_rows, most_frequent
 from hf_domino.formats.draft_vocabulary import d2t_of
 from hf_domino.methods import DominoDraftModel
@@ -38,15 +38,15 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
             raise refusal(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
         if name is None:
             continue
-        path = Path(name)
+        path, flag = Path(name), f"{use}_file (--{use}-file)"
         if path.is_file():
             if not path.stat().st_size:
                 raise ValueError(f"{use}_file must hold at least one record, got {name!r}: it is empty.")
             sources[use] = from_files([name])
         elif path.suffix in RECORD_SUFFIXES:
-            raise ValueError(f"{use}_file must be a file of records, got {name!r}: there is none of that name.")
+            check_file(path, flag)
         else:
-            sources[use] = from_dataset(name, split, streaming=most is not None)
+            sources[use] = from_dataset(name, split, streaming=most is not None, field=flag)
     return sources
 
 

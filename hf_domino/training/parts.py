@@ -1,10 +1,13 @@
-"""Which parts of a drafter are trained: all of it, or the correction head alone, perhaps a new one."""
+"""Which parts of a drafter are trained: all of it, an adapter over it, or the correction head alone, perhaps new."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
+
+from torch import nn
 
 from hf_domino._common.refusal import refusal
 from hf_domino.methods import DominoConfig, DominoDraftModel
@@ -22,16 +25,25 @@ def fields_of_head(method: type[DominoConfig]) -> set[str]:
     return {"projector_type", "pure_draft_prefix_len"} | own
 
 
-def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> None:
+def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
     """Freeze what is not trained.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter, in fp32.
-        args (`DominoTrainingArguments`): For `train_only`.
+        given (`DominoDraftModel` or `PeftModel`): The drafter, or PEFT's wrapper around it.
+        drafter (`DominoDraftModel`): The drafter itself, in fp32.
+        args (`DominoTrainingArguments`): For `train_only` and `use_peft`.
+
+    Returns:
+        `DominoDraftModel` or `PeftModel`: What is trained and saved.
 
     Raises:
-        ValueError: If the drafter has no such part.
+        ValueError: If the drafter has no such part, or a wrapper has an adapter already.
     """
+    if hasattr(given, "peft_config"):
+        for name in ("use_peft", "train_only"):
+            if value := getattr(args, name):
+                raise refusal(f"{name} of an adapted drafter", "left out", value, "The adapter it has is trained.")
+        return _without_card(given)
     config = drafter.config
     for name, parameter in drafter.named_parameters():
         if name.split(".")[0] in config.frozen:
@@ -45,6 +57,54 @@ def choose_parts(drafter: DominoDraftModel, args: DominoTrainingArguments) -> No
             raise refusal("the drafter of train_only='head'", "one with a correction head", config.title, remedy)
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.split(".")[0] in config.head_modules())
+    return add_lora(drafter, args) if args.use_peft else given
+
+
+def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
+    """Put LoRA into a drafter, and freeze all else.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter, loaded from a folder or the Hub, which the adapter will name.
+        args (`DominoTrainingArguments`): For the fields of LoRA.
+
+    Returns:
+        `PeftModel`: What is trained and saved.
+
+    Raises:
+        ValueError: If the adapter could not be loaded again, or there is no such layer.
+    """
+    from peft import LoraConfig, get_peft_model
+
+    name = drafter.name_or_path
+    if not name or Path(name).absolute() == Path(str(args.output_dir)).absolute():
+        expected, remedy = "one loaded from a folder or the Hub other than output_dir", "The adapter will name it."
+        raise refusal("the drafter of use_peft", expected, name or "a new one", remedy)
+    layers = adaptable_layers(drafter)
+    wanted = args.lora_target_modules or ["all-linear"]
+    if wanted == ["all-linear"]:
+        wanted = [layer for layer, is_linear in layers.items() if is_linear]
+    unknown = [end for end in wanted if not any(f".{layer}".endswith(f".{end}") for layer in layers)]
+    if unknown:
+        expected = f"'all-linear', or among {', '.join(layers)}"
+        raise refusal("lora_target_modules", expected, unknown, "Name layers, or how their names end.")
+    sizes: dict[str, Any] = {"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}
+    return _without_card(get_peft_model(drafter, LoraConfig(**sizes, target_modules=wanted)))
+
+
+def _without_card(adapted: Any) -> Any:
+    """Keep PEFT from writing a card, which would say nothing of a drafter: the trainer writes one."""
+    adapted.create_or_update_model_card = lambda *_: None
+    return adapted
+
+
+def adaptable_layers(drafter: DominoDraftModel) -> dict[str, bool]:
+    """Name the layers that an adapter can change, those of the backbone once for all; True for linear ones."""
+    found = {}
+    for name, module in drafter.named_modules():
+        if isinstance(module, (nn.Linear, nn.Embedding)) and name.split(".")[0] not in drafter.config.frozen:
+            in_layers = name.startswith("layers.")
+            found[name.rpartition(".")[2] if in_layers else name] = isinstance(module, nn.Linear)
+    return found
 
 
 def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:

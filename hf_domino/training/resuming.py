@@ -8,6 +8,7 @@ be changed on the way.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,20 +22,22 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
-from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.arguments import LORA, DominoTrainingArguments
 from hf_domino.training.fields import DrafterArguments
 
 STATE_FILE, RUN_FILE, CONFIG_FILE = "trainer_state.json", "run.json", "config.json"
 # What the optimizer's state decides.
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only")
+KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
+BASE_DIGEST = "digest of the drafter under the adapter"
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
 
 @contextmanager
 def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
     """Refuse a second run in `output_dir` while one is at work there: each would delete the other's checkpoints."""
-    lock = FileLock(f"{args.output_dir}.lock")
+    lock = FileLock(f"{os.path.realpath(str(args.output_dir))}.lock")  # of the folder, however it was spelled
     if args.process_index == 0:
         try:
             lock.acquire(timeout=0)
@@ -101,16 +104,21 @@ def delete_run(args: DominoTrainingArguments) -> None:
     args.distributed_state.wait_for_everyone()
 
 
-def check_resumable(checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments) -> None:
-    """Refuse a checkpoint of another target, shape or optimizer."""
+def check_resumable(
+    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
+) -> None:
+    """Refuse a checkpoint of another target, shape, optimizer or, under an adapter, of another drafter."""
     saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
-    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else None
+    of_adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
+    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else of_adapter
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}
     shape = (*(field.name for field in fields(DrafterArguments)), *sorted(own))
     wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | kept_of(args)
     wanted |= {"ema_decay": None, "lora_rank": None}  # of older versions
+    if base is not None:
+        wanted[BASE_DIGEST] = base
     for name, value in wanted.items():
         before = (saved | run).get(name, value)
         if before != value:

@@ -131,13 +131,20 @@ def check_fields(
         remedy = "Set eval_file too."
         raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, remedy)
     overrides = shape.overrides()
-    if names.drafter is None and args.train_only is not None:
-        remedy = "Name the drafter it starts from: --drafter FOLDER."
-        raise refusal("train_only of a new drafter", None, args.train_only, remedy)
+    for name in ("train_only", "use_peft"):
+        if names.drafter is None and (value := getattr(args, name)):
+            remedy = "Name the drafter it starts from: --drafter FOLDER."
+            raise refusal(f"{name} of a new drafter", None, value, remedy)
+    if args.use_peft and overrides:
+        remedy = "An adapter has the shape of its drafter: leave one of them out."
+        raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)
+    of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
+    default = DominoConfig.projector_type if names.drafter is None else ""
+    method = METHODS.get(overrides.get("projector_type", default))
+    if method is not None:
+        method.config_class.refuse_unknown(set(overrides) - method.config_class.fields_beside())
     if names.drafter is None or not overrides:
         return
-    of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
-    method = METHODS.get(overrides.get("projector_type", ""))
     if of_head and (method is None or not set(of_head) <= fields_of_head(method.config_class)):
         heads = [each.projector_type for each in config_classes() if fields_of_head(each)]
         raise ValueError(

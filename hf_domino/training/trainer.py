@@ -24,9 +24,10 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.data.rows import encode_dataset
+from hf_domino.formats.adapters import finish_saving
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.compatibility import check_causal, check_target
-from hf_domino.target.identity import identify
+from hf_domino.target.compatibility import check_causal, check_target, drafter_of
+from hf_domino.target.identity import identify, weights_digest
 from hf_domino.target.loading import place_target
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -42,7 +43,7 @@ from hf_domino.training.objective.forward import check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Batch, Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.resuming import RUN_FILE, STATE_FILE, check_resumable, kept_of, last_checkpoint
+from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, kept_of, last_checkpoint
 
 LENGTHS = 8  # of rows on a GPU, where each takes memory and kernels of its own
 
@@ -57,7 +58,8 @@ class DominoTrainer(Trainer):
     is the target's own greedy continuation.
 
     Args:
-        model (`DominoDraftModel`): The drafter; trained in fp32 whatever it was loaded in.
+        model (`DominoDraftModel` or `PeftModel`): The drafter; trained in fp32 whatever it was loaded in. Of one in
+            PEFT's wrapper, as of `use_peft`, the adapter is trained and saved.
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
             It is moved to the training device, unless it is placed or offloaded.
         args (`DominoTrainingArguments`): Training arguments.
@@ -111,6 +113,7 @@ class DominoTrainer(Trainer):
         processing_class: Any = None,
         **kwargs: Any,
     ):
+        given, model = model, drafter_of(model) or model
         check_target(model.config, target)
         check_causal(target)
         model.config.check_supports("training")
@@ -131,9 +134,9 @@ class DominoTrainer(Trainer):
         # Of the rows that are collated next; in memory that a data loader's processes share.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
-        choose_parts(model, args)
+        self._base = weights_digest(model) if args.use_peft else None
         super().__init__(
-            model=model.float(), args=args, data_collator=data_collator,
+            model=choose_parts(given, model, args).float(), args=args, data_collator=data_collator,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
         # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
@@ -158,7 +161,7 @@ class DominoTrainer(Trainer):
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
-            check_resumable(checkpoint, self.drafter.config, self.args)
+            check_resumable(checkpoint, self.drafter.config, self.args, self._base)
             notice(f"training goes on from {checkpoint}.")
         # From cached states, the target does not run.
         if self.args.distillation_weight and not isinstance(self.train_dataset, CachedRows):
@@ -318,4 +321,6 @@ class DominoTrainer(Trainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            Path(folder, RUN_FILE).write_text(json.dumps(kept_of(self.args), indent=2) + "\n", encoding="utf-8")
+            kept = kept_of(self.args) | {BASE_DIGEST: self._base}
+            Path(folder, RUN_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+            finish_saving(folder, self.drafter.config, is_adapter=self.model is not self.drafter)

@@ -49,7 +49,7 @@ STYLE: Any = {
 COLOURS = (
     *("#afb8c1", "#6e7781", "#bf3989", "#a40e26", "#f08c8c", "#8250df"),
     *("#cf6f1e", "#14a3c7", "#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d"),
-    *("#0d9488", "#e879a6", "#4c1d95"),
+    "#0d9488",
 )
 # Drafters that are compared: by kind, chains dark and trees light; then those of further drafters.
 KIND_COLOURS = {

@@ -25,7 +25,7 @@ from study.summary import summarize as summarize_runs
 
 EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
-COMPILED, FIXED = "plain, static", "drafter, static"  # of kernels/benchmarks/pairs.py
+COMPILED, FIXED = "plain, static", "drafter, static"  # of model_cards/workshop/benchmarks/pairs.py
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -115,7 +115,32 @@ def variants(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, kinds, variants)}
+def trained(folder: Path, files: Sequence[str]) -> str:
+    """Acceptance length, size of what was saved and training time of each variant of a STUDY, at its best rate.
+
+    Behind it stands the rate of AdamW; a FILE's rows are of one budget.
+    """
+    study, rows = load_study(folder / files[0]), of_budget(read_runs(folder / files[1]))
+    best: dict[str, Row] = {}
+    for row in sorted(rows, key=lambda row: row["acceptance_length"]):
+        best[row["variant"].partition("_rate_")[0]] = row
+    body = []
+    for name, row in sorted(best.items(), key=lambda pair: pair[1]["acceptance_length"]):
+        steps = round(row["steps"] * row["changes"].get("effort", 1))
+        is_trained = row["changes"]["learning_rate"] > 0
+        size, time = f"{row['saved_bytes'] / 2**20:.1f} MB", f"{row['cpu_seconds']:.0f} s"
+        length = f"{row['acceptance_length']:.2f} ± {row['acceptance_error']:.2f}"
+        training = (f"{steps}", size, time) if is_trained else ("", "", "")
+        body.append([f"{study.variants[name].question} (`{name}`)", length, *training])
+    first = rows[0]
+    head = ["tokens a round", "steps", "saved", "time on one core"]
+    return (
+        f"{markdown_table(head, body)}\n- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs for {first['target']}, "
+        f"{first['num_texts']} held-out texts, {first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+    )
+
+
+RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, kinds, variants, trained)}
 
 
 def _name(rows: Sequence[Row]) -> str:
@@ -151,7 +176,7 @@ def _speed_and_tokens(rows: Sequence[Row], method: str, mode: str) -> str:
 
 
 def _read(path: Path) -> list[Row]:
-    """Measured rows; of those of `kernels/benchmarks/pairs.py` the prompts whose texts are all long."""
+    """Measured rows; of those of `model_cards/workshop/benchmarks/pairs.py` the prompts whose texts are all long."""
     rows = read_rows(path)
     if "seconds_each" in rows[-1]:
         return rows

@@ -52,7 +52,7 @@ def test_metadata_is_what_the_hub_reads(tmp_path):
         "library_name": "hf_domino",  # not in huggingface.js, so no snippet of another library is shown
         "license": "mit",
         "tags": ["speculative-decoding", "draft-model", "domino", "mine"],
-    }  # neither a pipeline_tag nor a model-index
+    }  # no pipeline_tag, and without rows no model-index
     assert ModelCard.load(path).data.eval_results is None
 
 

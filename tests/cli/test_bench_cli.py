@@ -159,8 +159,9 @@ def test_a_run_that_was_broken_off_goes_on_or_is_replaced(bench, tmp_path):
     _, rows, _, _ = bench(*GREEDY)
     assert path.read_text().splitlines(keepends=True)[:2] == whole[:2]
     assert [(row["prompt"], row["method"]) for row in rows] == [*itertools.product(range(2), ("plain", "domino"))]
-    assert len(bench(*GREEDY, "--overwrite")[1]) == 4
-    assert path.read_text().splitlines(keepends=True)[0] != whole[0]  # other times
+    path.write_text(path.read_text().replace('"num_rounds":0', '"num_rounds":9'))
+    assert [row["num_rounds"] == 9 for row in bench(*GREEDY)[1]] == [True, False] * 2
+    assert [row["num_rounds"] == 9 for row in bench(*GREEDY, "--overwrite")[1]] == [False] * 4
 
 
 @pytest.mark.parametrize(
@@ -217,6 +218,7 @@ def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
         ("--methods assistant", "--methods assistant must be given with --assistant"),
         ("--methods lean", "--methods must be all or some of plain, prompt_lookup, .*, got 'lean'"),
         ("--repeats 0", "--repeats must be at least 1, got 0"),
+        ("--seed -1", r"--seed must be in \[0, 4294967295\], got -1"),
         ("--temperature -1", "--temperature must be at least 0 and finite, got -1.0"),
         ("--assistant {}", "--assistant's vocabulary must be the target's of 400 tokens, got 64"),
     ],

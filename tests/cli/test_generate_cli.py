@@ -77,6 +77,8 @@ def test_rounds_are_marked_where_they_end(pair):
         ([PROMPT, "--device", "toaster"], "--device must be one that torch"),
         ([PROMPT, "--max-new-tokens", "0"], "--max-new-tokens: must be a number of at least 1, got '0'"),
         ([PROMPT, "--max-new-tokens", "ten"], "--max-new-tokens: must be a number of at least 1, got 'ten'"),
+        ([PROMPT, "--seed", str(2**70)], f"--seed: must be a number in [0, {2**32 - 1}], got '{2**70}'"),
+        ([PROMPT, "--threads", "1000000000"], "--threads: must be a number in [1, 1024], got '1000000000'"),
         ([PROMPT, "--target", "/tmp"], "--drafter must be given: there is no"),
     ],
 )

@@ -118,19 +118,35 @@ def test_a_recipe_that_is_no_yaml_is_named(content, tmp_path, capsys):
         ({"target": None}, "target must be set"),
         ({"target": "./none"}, "target must be a folder or a Hub name, got './none'"),
         ({"train_file": None}, "train_file must be set"),
-        ({"train_file": "none.jsonl"}, "train_file must be a file of records, got 'none.jsonl'"),
-        ({"eval_file": "none.jsonl"}, "eval_file must be a file of records, got 'none.jsonl'"),
+        (
+            {"train_file": "none.jsonl"},
+            "train_file (--train-file) must be a file of records, got 'none.jsonl': there is none",
+        ),
+        ({"train_file": "folder"}, "train_file (--train-file) must be a folder with a data set, or a name on the Hub"),
+        (
+            {"train_file": "folder.jsonl"},
+            "train_file (--train-file) must be a file of records, got 'folder.jsonl': it is a",
+        ),
+        ({"eval_file": "folder"}, "eval_file (--eval-file) must be a folder with a data set"),
+        ({"eval_file": "none.jsonl"}, "eval_file (--eval-file) must be a file of records, got 'none.jsonl'"),
         ({"train_file": "beyond.jsonl"}, "beyond.jsonl, line 1: token ids must be in [0, 63]"),
-        ({"train_file": "./none"}, "the data set must be a folder with a data set, or a name"),
+        ({"train_file": "./none"}, "train_file (--train-file) must be a folder with a data set, or a name"),
         ({"max_eval_rows": 0}, "max_eval_rows must be at least 1, got 0"),
         ({"chat_template_kwargs": "no"}, "chat_template_kwargs must be a JSON object, got 'no'"),
         ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
         ({"drafter": "folder"}, "must not be set with drafter='folder'"),
+        ({"markov_rank": 8}, "markov_rank of a Domino drafter must be left out, got 'given'. It has no such part."),
+        ({"projector_type": "dspark", "emb_dim": 8}, "emb_dim of a DSpark drafter must be left out"),
+        ({"max_steps": -7}, "max_steps must be at least 1, or -1 for num_train_epochs, got -7"),
+        ({"num_train_epochs": -1}, "num_train_epochs must be above 0, got -1"),
+        ({"seed": 2**70}, "seed must be in [0, 4294967295], got 1180591620717411303424"),
+        ({"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1, got 0"),
     ],
 )
 def test_bad_recipes(change, message, recipe, train, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
+    Path("folder.jsonl").mkdir()
     Path("beyond.jsonl").write_text('{"input_ids": [4, 64, 5]}\n')
     assert train(recipe | change) == 2
     assert message in capsys.readouterr().err

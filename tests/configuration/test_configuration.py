@@ -48,6 +48,17 @@ from hf_domino import DominoConfig, DominoDraftModel
         ),
         ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
         ({"head_dim": 7}, r"head_dim must be even"),
+        ({"num_target_layers": "36"}, r"num_target_layers must be a whole number \(or None\), got '36'"),
+        ({"num_target_layers": float("nan")}, r"num_target_layers must be a whole number \(or None\), got nan"),
+        ({"target_layer_ids": 3}, r"target_layer_ids must be unique and in \[0, 35\].* got 3"),
+        ({"target_layer_ids": [1.0, 2.0]}, r"target_layer_ids must be unique and in .* got \[1.0, 2.0\]"),
+        ({"rms_norm_eps": "1e-6"}, r"rms_norm_eps must be a number, got '1e-6'"),
+        ({"final_logit_softcapping": float("inf")}, r"final_logit_softcapping must be in \[1e-30, .*\], got inf"),
+        ({"conv_group_size": 0}, r"conv_group_size must be in \[1, 1048576\], got 0"),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": "2"}},
+            r"rope_parameters\['factor'\] must be a number, got '2'",
+        ),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, r"rope_type.* got 'dynamic'"),
         (
             {"layer_types": ["sliding_attention"] * 4},

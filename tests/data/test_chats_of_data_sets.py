@@ -67,10 +67,11 @@ def rows_of(tmp_path):
     [
         {"messages": CALLED, "tools": [WEATHER, CLOCK]},
         {"messages": CALLED, "tools": json.dumps([WEATHER, CLOCK])},
-        {"messages": [USER, CALLED[1] | {"content": None}, *CALLED[2:]], "tools": [{**WEATHER, "strict": None}, CLOCK]},
+        {"messages": [USER, CALLED[1] | {"content": None}, *CALLED[2:]], "tools": [WEATHER, CLOCK], "text": None},
+        {"messages": [USER | {"tool_calls": None}, *CALLED[1:]], "tools": [WEATHER, CLOCK], "system": ""},
         {"prompt": CALLED[:1], "completion": CALLED[1:], "tools": [WEATHER, CLOCK]},
     ],
-    ids=["a list", "JSON", "nulls", "a prompt"],
+    ids=["a list", "JSON", "nulls", "empty fields", "a prompt"],
 )
 def test_tools_and_their_calls_are_read_and_learned(record, template, rows_of, tokenizer):
     assert rows_of([record], chat_tokenizer(tokenizer, template)) == [(READ, LEARNED)]
@@ -102,11 +103,13 @@ def test_lines_a_table_and_a_parquet_file_with_its_nulls_are_the_same_rows(rows_
         ({"messages": [USER, {**ANSWER, "content": [{"type": "text", "text": "Yes."}]}]}, "must be text"),
         ({"messages": [USER, "Yes."]}, r"messages\[1\]` must have .* got Yes"),
         ({"prompt": [USER], "completion": [SILENT]}, r"completion\[0\]` must have"),
-        ({"conversations": [HUMAN, {"from": "gpt", "value": None}]}, "must have .* got {'from': 'gpt'}"),
+        ({"conversations": [HUMAN, {"from": "gpt", "value": None}]}, "must have .* got {'from': 'gpt'"),
         (
-            {"conversations": [HUMAN, {"from": "function_call", "value": "hm"}]},
-            "must have .* got {'from': 'function_call'",
+            {"conversations": [HUMAN, {"from": "observation", "value": "hm"}]},
+            r"conversations\[1\]`: the speaker must be one of human, user, gpt, .* got 'observation'",
         ),
+        ({"messages": [USER, {**ANSWER, "role": "gpt"}]}, "the speaker must be one of assistant, .*, got 'gpt'"),
+        ({"messages": [{**USER, "role": "human"}, ANSWER]}, r"messages\[0\]`: the speaker must be .* got 'human'"),
         ({"messages": [USER, ANSWER], "tools": "a hammer"}, "`tools` must be a list of objects"),
         ({"messages": []}, "`messages` must be a list of messages"),
         ({"messages": [ANSWER]}, "must hold an assistant message that answers another"),
@@ -124,10 +127,28 @@ def test_what_is_no_answer_is_refused_by_name(record, message, rows_of, tokenize
         ({**USER, "from": "a forum"}, {**USER, "from": "a forum"}),
         ({**ANSWER, "tool_calls": [{**CALL, "id": "7"}]}, {**ANSWER, "tool_calls": [{**CALL, "id": "7"}]}),
         ({"from": "gpt", "value": "Yes."}, ANSWER),
+        ({"from": "gpt", "value": "", "tool_calls": [CALL]}, {**ANSWER, "content": "", "tool_calls": [CALL]}),
+        ({"from": "gpt", "value": "Yes.", "reasoning_content": "hm"}, {**ANSWER, "reasoning_content": "hm"}),
+        ({"from": "tool", "value": "wet"}, {"role": "tool", "content": "wet"}),
     ],
 )
 def test_a_message_is_read_whole(message, read):
     assert read_messages({"messages": [USER, message]}, "messages") == [USER, read]
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json"])
+def test_a_null_that_somebody_wrote_is_learned(suffix, tokenizer, tmp_path):
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Oslo", "unit": None}}}
+    record = {"messages": [USER, {"role": "assistant", "tool_calls": [call]}], "tools": [{**WEATHER, "strict": None}]}
+    path = write_lines(tmp_path / "rows.jsonl", [record])
+    if suffix == "json":
+        path = path.rename(tmp_path / "rows.json")
+        path.write_text(json.dumps([record]))
+    for source in (path, from_table([record], "a list")):
+        (row,) = load_rows(source, tokenizer)
+        read, learned = texts_of_row(row, tokenizer)
+        assert learned == f"{json.dumps(call['function'])}<|endoftext|>"
+        assert '"strict": null' in read
 
 
 def test_a_slow_tokenizer_is_said(rows_of, tokenizer, monkeypatch):

@@ -54,6 +54,8 @@ def test_several_files_are_read_as_one(tmp_path, word_tokenizer):
     assert ids(files, word_tokenizer, max_rows=2) == [[4, 5], [6, 7]]
     with pytest.raises(FileNotFoundError, match="no training file at"):
         ids([*files, tmp_path / "none.jsonl"], word_tokenizer)
+    with pytest.raises(ValueError, match=r"files of records must be files, got .*from_dataset"):
+        ids(tmp_path, word_tokenizer)
     with pytest.raises(ValueError, match=r"files of records must be of .jsonl, .json, .parquet, got .*py"):
         ids([*files, __file__], word_tokenizer)
 

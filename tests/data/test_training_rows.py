@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,7 @@ from hf_domino.data import records
 from hf_domino.data.rows import RowCounts, RowDataset, encode_dataset, load_rows
 
 PLAIN_TEMPLATE = (
-    "{% for m in messages %}t9 {{ m.role == 'user' and 't10' or 't11' }} {{ m.content }} end {% endfor %}"
+    "{% for m in messages %}t9 {{ m.role == 'assistant' and 't11' or 't10' }} {{ m.content }} end {% endfor %}"
     "{% if add_generation_prompt %}t9 t11 {% endif %}"
 )
 GENERATION_TEMPLATE = (
@@ -23,9 +24,13 @@ GENERATION_TEMPLATE = (
     "{% generation %}{{ m.content }} end{% endgeneration %} "
     "{% else %}t9 t10 {{ m.content }} end {% endif %}{% endfor %}"
 )
+# As GENERATION_TEMPLATE, but with reasoning (t12) in the last assistant turn alone.
+LAST_GENERATION_TEMPLATE = GENERATION_TEMPLATE.replace(
+    "{{ m.content }} end{%", "{{ loop.last and 't12 ' or '' }}{{ m.content }} end{%"
+)
 # Marks the last assistant turn, as templates do that drop the reasoning of earlier ones.
 LAST_TURN_TEMPLATE = PLAIN_TEMPLATE.replace(
-    "{{ m.content", "{{ loop.last and m.role != 'user' and 't12 ' or '' }}{{ m.content"
+    "{{ m.content", "{{ loop.last and m.role == 'assistant' and 't12 ' or '' }}{{ m.content"
 )
 # As Qwen3's: empty reasoning (12) in the last turn, in the generation prompt where thinking is off.
 MODES_TEMPLATE = LAST_TURN_TEMPLATE.replace("t9 t11 {% endif", "t9 t11 {{ '' if thinking else 't12 ' }}{% endif")
@@ -34,6 +39,7 @@ USER, ANSWER, _, LAST = MESSAGES = [
     {"role": role, "content": text}
     for role, text in (("user", "t20"), ("assistant", "t30 t31"), ("user", "t21"), ("assistant", "t32"))
 ]
+SYSTEM = {"role": "system", "content": "t22"}
 FIRST, SECOND = ("t9 t10 t20 end t9 t11 t30 t31 end", "t30 t31 end"), " t9 t10 t21 end t9 t11 t32 end"
 WHOLE = FIRST[0] + SECOND
 BOTH = [(WHOLE, "t30 t31 end t32 end")]
@@ -66,8 +72,6 @@ def rows_of(write, word_tokenizer):
         ({"input_ids": [5, 6, 7], "prompt_length": 1}, {}, [("t5 t6 t7", "t6 t7")]),
         ({"input_ids": [5, 6, 7, 8, 9], "prompt_length": 2}, {"max_length": 4}, [("t5 t6 t7 t8", "t7 t8")]),
         ({"input_ids": [5, 6, 7], "loss_mask": [1, 1, 0]}, {}, [("t5 t6 t7", "t5 t6")]),
-        # What opens a chat is no answer.
-        ({"messages": [LAST, *MESSAGES[:2]]}, {"template": PLAIN_TEMPLATE}, [(f"t9 t11 t32 end {FIRST[0]}", FIRST[1])]),
     ],
 )
 def test_what_is_read_and_what_is_learned(record, options, rows, rows_of):
@@ -80,6 +84,7 @@ def test_what_is_read_and_what_is_learned(record, options, rows, rows_of):
         (LAST_TURN_TEMPLATE, False, ["t12 t32 end", "t12 t30 t31 end"]),
         (MODES_TEMPLATE, True, ["t12 t32 end", "t12 t30 t31 end"]),
         (MODES_TEMPLATE, False, ["t32 end", "t30 t31 end"]),
+        (LAST_GENERATION_TEMPLATE, False, ["t12 t32 end", "t12 t30 t31 end"]),
     ],
 )
 def test_turns_that_are_rendered_differently_later_have_a_row_of_their_own(template, thinking, learned, rows_of):
@@ -97,6 +102,9 @@ def test_turns_that_are_rendered_differently_later_have_a_row_of_their_own(templ
         ({"prompt": MESSAGES[:3], "completion": [LAST]}, [(WHOLE, "t32 end")]),
         ({"prompt": MESSAGES[:3], "completion": "t32"}, [(WHOLE, "t32 end")]),
         ({"prompt": [USER], "completion": MESSAGES[1:], "text": None}, BOTH),
+        # What opens a chat is no answer.
+        ({"messages": [LAST, *MESSAGES[:2]]}, [(f"t9 t11 t32 end {FIRST[0]}", FIRST[1])]),
+        ({"messages": [SYSTEM, LAST, *MESSAGES[:2]]}, [(f"t9 t10 t22 end t9 t11 t32 end {FIRST[0]}", FIRST[1])]),
     ],
 )
 def test_chats_of_other_shapes(record, rows, template, rows_of):
@@ -114,7 +122,7 @@ def test_chats_of_other_shapes(record, rows, template, rows_of):
         ({"messages": MESSAGES}, {"template": REFUSING_TEMPLATE}, "the chat template refuses it: roles must alternate"),
         ({"input_ids": [4, "a"]}, {}, "`input_ids` must be a list of token ids"),
         ({"input_ids": [4, 5], "prompt_length": 3}, {}, r"`prompt_length` must be in \[0, 2\], got 3"),
-        ({"input_ids": [4, 5], "loss_mask": [1]}, {}, "`loss_mask` must be 2 zeros and ones"),
+        ({"input_ids": [4, 5], "loss_mask": [1]}, {}, "`loss_mask` must be 2 numbers, 0 or 1"),
         ({"text": "t5 t63"}, {"vocab_size": 63}, r"token ids must be in \[0, 62\] .* got 63: use the target's own"),
     ],
 )
@@ -172,10 +180,15 @@ def test_rows_are_read_once_by_all_that_decides_what_they_are(write, times_read,
 
 
 def test_rows_that_were_broken_off_are_not_taken(write, times_read, word_tokenizer, monkeypatch):
-    file = write(*RECORDS)
+    file, read = write(*RECORDS), records.read_records
+
+    def broken_off(path):
+        yield from itertools.islice(read(path), 2)
+        raise OSError("no space left")
+
     with monkeypatch.context() as patch:
-        patch.delattr("os.replace")
-        with pytest.raises(AttributeError):
+        patch.setattr(records, "read_records", broken_off)
+        with pytest.raises(OSError, match=r"^no space left$"):
             load_rows(file, word_tokenizer)
     assert len(load_rows(file, word_tokenizer)) == 3
     assert len(times_read) == 2

@@ -6,7 +6,7 @@ import json
 
 import pytest
 from builders import EOS
-from chats import ScriptedWriter, chat_tokenizer, read_lines, write_lines
+from chats import TEMPLATE, ScriptedWriter, chat_tokenizer, read_lines, write_lines
 
 from hf_domino.data.rows import load_rows
 from hf_domino.data.settings import WritingSettings
@@ -31,8 +31,8 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 def write(tiny_qwen3, tiny_tokenizer, tmp_path):
     """A function that lets the tiny target, or a scripted one, write to a folder."""
 
-    def run(name="data", say=None, settings=None, **options):
-        tokenizer = chat_tokenizer(tiny_tokenizer)
+    def run(name="data", say=None, settings=None, template=TEMPLATE, **options):
+        tokenizer = chat_tokenizer(tiny_tokenizer, template)
         writer = ScriptedWriter(tokenizer, say) if say else TargetWriter(tiny_qwen3)
         chosen = WritingSettings(**(SETTINGS | (settings or {})))
         return write_data(writer, tokenizer, [EOS] if say else ENDS, tmp_path / name, chosen, progress=False, **options)
@@ -111,6 +111,16 @@ def test_prompts_of_a_file(write, tmp_path):
     asked = [row["messages"][0]["content"] for row in read_lines(tmp_path / "data/train.jsonl")]
     assert sorted(asked) == ["what is apple", "what is pear", "what is plum"]
     assert write("few", prompts=prompts, settings={"rows": 2})["prompts"]["dropped"] == {"surplus": 3}
+
+
+def test_chats_that_the_template_refuses_are_dropped_and_said(write, tmp_path, caplog):
+    refuses = "{% for m in messages if m.content == 'no' %}{{ raise_exception('no such word') }}{% endfor %}"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": ""}, {"role": "user", "content": "ab"}]
+    prompts = [write_lines(tmp_path / "prompts.jsonl", [{"messages": turns}, {"prompt": "ac"}])]
+    report = write(say=lambda *_: "no", prompts=prompts, template=refuses + TEMPLATE)
+    assert report["answers"]["dropped"] == {"refused by the chat template": 1}
+    assert report["answers"]["first refusal"].endswith("the chat template refuses it: no such word")
+    assert "1 chats are dropped: what the target wrote does not go back into one. prompt 1: " in caplog.text
 
 
 def test_answers_that_do_not_end_are_kept_where_asked_for_or_said_to_be_lost(write, tmp_path, caplog):

@@ -21,7 +21,7 @@ VOCAB, PAD, LONGEST = 64, 2, 96  # LONGEST: positions of the target
 MANNER = {
     "deadline": None,
     "phases": (Phase.explicit, Phase.reuse, Phase.generate),
-    "suppress_health_check": [HealthCheck.function_scoped_fixture],
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 }
 PROCESSORS = [
     {"repetition_penalty": 1.3},

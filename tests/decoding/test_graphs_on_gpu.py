@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from builders import build_drafter
+from builders import build_drafter, left_padded
 from oracle import oracle
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 from transformers import CompileConfig
@@ -51,6 +51,22 @@ def test_greedy_is_lossless(family, captures):
             assert torch.equal(target.generate(prompt, assistant_model=drafter, **GREEDY, **STATIC), plain)
     assert captures["failed"] == []
     assert captures["captured"] == 4
+
+
+def test_fixed_shapes_are_the_default_and_batches_have_them(captures):
+    target = build("Qwen2").cuda()
+    drafter = build_drafter(target).cuda()
+    assert torch.equal(
+        target.generate(PROMPT.cuda(), assistant_model=drafter, **GREEDY), target.generate(PROMPT.cuda(), **GREEDY)
+    )
+    assert captures["captured"] == 4
+    assert drafter.stats.why_growing is None
+    ids, mask = left_padded([PROMPT[0, :5], PROMPT[0], PROMPT[0, 3:12]])
+    options = GREEDY | {"attention_mask": mask.cuda(), "pad_token_id": 0}
+    plain = target.generate(ids.cuda(), **options)
+    with oracle(target, ids.cuda(), 0.7, plain):
+        assert torch.equal(target.generate(ids.cuda(), assistant_model=drafter, **options), plain)
+    assert captures["failed"] == []
 
 
 LAWS = [

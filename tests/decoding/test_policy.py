@@ -231,6 +231,17 @@ def test_a_pause_that_outlasts_a_call_is_counted_in_each_call():
     assert calls[1].pauses[0].first_round <= 3  # it is tried first
 
 
+def test_a_pause_ends_with_its_call():
+    policy = Policy(MOST)
+    while policy.plan(1, MOST).pause is None:
+        played(policy, 0, costs(*RISING))
+    before = policy.plan(1, MOST).pause
+    policy.begin_call()
+    while (pause := policy.plan(1, MOST).pause) is None:
+        played(policy, 0, costs(*RISING))
+    assert pause is not before
+
+
 @pytest.mark.parametrize("curve", [FLAT, RISING])
 def test_a_text_that_pays_is_drafted_whatever_came_before(curve):
     found = []

@@ -15,6 +15,7 @@ from transformers.generation import logits_process as hf
 from hf_domino.decoding.candidates import CandidatePool
 from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.processors import allows
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.target.view import TargetModel
 
@@ -113,7 +114,11 @@ def test_a_block_is_bit_for_bit_position_after_position(kind):
         assert torch.equal(logits, untouched)
         for row, index in ((row, index) for row in range(batch) for index in range(num_positions)):
             seen = continuation[row, : continuation.shape[1] - num_positions + 1 + index]
-            text = torch.cat((ids[row, : lengths[row]], seen)).repeat(num_rows, 1)
+            text = torch.cat((ids[row, : lengths[row]], seen))
+            constraints = [one for one in processors if isinstance(one, hf.PrefixConstrainedLogitsProcessor)]
+            if not all(allows(one, rows[row], text, lengths[row]) for one in constraints):
+                continue  # nobody is asked behind a token that was forbidden
+            text = text.repeat(num_rows, 1)
             alone = logits[row, index].float().repeat(num_rows, 1)
             expected = processors(text, alone)[rows[row]]  # all rows as long, as in plain generation
             assert torch.equal(numbers(scores[row, index]), numbers(expected)), (kinds, case)
@@ -134,6 +139,15 @@ def test_candidates_fare_as_in_the_whole_vocabulary(kind):
             scores = pool.scores(corrected.gather(1, candidates), proposals)
             torch.testing.assert_close(numbers(scores), numbers(expected), **POOL_TOLERANCE)
             proposals = torch.cat((proposals, candidates[:, :1]), dim=1)  # likely tokens come up again
+
+
+def test_noise_that_does_not_favour_a_likely_token_leaves_it_a_candidate():
+    """Warpers go by the likely tokens, so noise only ever adds candidates."""
+    base_logits = torch.tensor([[[10.0, 9.0, 0.0, -5.0]]])
+    noise = torch.tensor([[[6.0, 1.0, 1.0, 1.0]]])
+    law = TokenLaw(LogitsProcessorList())
+    pool = CandidatePool(base_logits, 1, law, Prefixes.of(torch.zeros(1, 3, dtype=torch.long)), noise)
+    assert pool.token_ids.tolist() == [[[0]]]
 
 
 @pytest.mark.parametrize("kind", KNOWN)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from builders import PAD, build_drafter, left_padded
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from oracle import oracle, proposed
 from recorded_graphs import recorded_graphs
@@ -39,7 +39,7 @@ def longest_by_hand(tokens):
     return best
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(tokens=st.lists(st.integers(0, 2), max_size=MOST_PLACES), split=st.integers(0, MOST_PLACES))
 def test_the_longest_match_is_found(tokens, split):
     text = Text()
@@ -57,7 +57,7 @@ def test_a_copy_goes_on_behind_the_end_with_what_was_copied():
 
 @pytest.mark.parametrize(("draft_length", "cache"), [("full", None), ("full", "static"), ("adaptive", None)])
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-def test_the_text_is_that_of_plain_generation(tiny_qwen3, make_drafter, options, draft_length, cache):
+def test_the_text_is_that_of_plain_generation(tiny_qwen3, make_drafter, options, draft_length, cache, forward_clock):
     drafter = make_drafter(tiny_qwen3, draft_length=draft_length)
     copying = options | COPYING | {"assistant_model": drafter, "cache_implementation": cache}
     assert generate(tiny_qwen3, PROMPT, **copying) == generate(tiny_qwen3, PROMPT, **options)

@@ -376,7 +376,6 @@ def test_refused_calls(tiny_qwen3, tiny_drafter):
     cache = StaticCache(config=tiny_qwen3.config, max_cache_len=64)
     for options, message in (
         ({"cache_implementation": "offloaded_static"}, "got 'offloaded_static'"),
-        (STATIC | {"num_return_sequences": 2, "do_sample": True}, "batch size .* must be 1, got 2"),
         (STATIC | {"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states .* False"),
         ({CACHE: cache}, f"{CACHE} must be a DynamicCache, got 'StaticCache'"),
     ):

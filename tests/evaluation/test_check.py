@@ -45,7 +45,7 @@ def checked(pair, drafter, held_out):
 # --- the bundled pair -------------------------------------------------------------------------------------------
 
 
-def test_bundled_drafter_fits(pair, held_out):
+def test_bundled_drafter_fits(pair, held_out, forward_clock):
     result = checked(pair, pair.drafter, held_out)
     assert result.fits
     assert result.causes == []
@@ -54,7 +54,8 @@ def test_bundled_drafter_fits(pair, held_out):
     assert "The drafter fits" in shown
     assert all(variant.name in shown for variant in result.variants)
     assert len(result.speed_ups) == 4  # prompts, of those that were asked
-    assert re.search(rf"than plain: {result.speed_up:.2f} x .*, slower than plain in [0-4] of 4 prompts", shown)
+    assert result.speed_up > 1.5
+    assert f"Faster than plain: {result.speed_up:.2f} x with this drafter, slower than plain in 0 of 4 prompts" in shown
 
 
 @pytest.mark.slow

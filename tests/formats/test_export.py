@@ -132,6 +132,16 @@ def test_a_folder_that_is_not_empty(tiny_drafter, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
+def test_what_stood_in_the_folder_is_kept_where_the_disk_is_full(tiny_drafter, tmp_path, no_file_beyond):
+    tiny_drafter.export(tmp_path, dtype="float16", max_shard_size=20_000)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with no_file_beyond(10_000), pytest.raises(OSError, match=r"could not be written: File too large.* before is kept"):
+        tiny_drafter.export(tmp_path, overwrite=True)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    tiny_drafter.export(tmp_path, overwrite=True)
+    assert DominoDraftModel.from_pretrained(tmp_path).dtype == torch.bfloat16
+
+
 def test_tensors_that_are_not_the_drafters_own(tiny_drafter, tmp_path):
     peft = pytest.importorskip("peft")
     adapted = peft.get_peft_model(tiny_drafter, peft.LoraConfig(r=2, target_modules=["fc"]))

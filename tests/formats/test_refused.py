@@ -22,7 +22,7 @@ from released import (
     write_checkpoint,
 )
 from safetensors.torch import load_file, save_file
-from transformers import AutoModel
+from transformers import AutoModel, PreTrainedModel
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats import source
@@ -35,6 +35,8 @@ SHARD = "model-00001-of-00001.safetensors"
 NAN, INFINITY, HUGE = float("nan"), float("inf"), 2**70
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64}
 SLIDING = ["sliding_attention"] * 2
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+LAYER_ROPE = "transformer_layer_config.rope_parameters"
 # Contents of a file; None for none, a number for so many of its bytes. An error names the file.
 FILES = {
     CONFIG: [None, b"", b'{"model_type": "dom', b"\xff\xfe\x00", b"[]", b"[" * 100_000, b"null", b'"domino"', b"{}"],
@@ -53,7 +55,12 @@ FIELDS = {
         "num_hidden_layers": [[2], -1, 1, 3, 10**7],
         "head_dim": [7, 2**20],
         "hidden_act": ["nope"],
-        "rms_norm_eps": ["tiny"],
+        "rms_norm_eps": ["tiny", NAN, 0, INFINITY],
+        "initializer_range": ["0.02", NAN, 0, -0.02],
+        "attention_dropout": ["0", NAN, 2, INFINITY],
+        **{name: ["2", NAN, 0, INFINITY] for name in SCALES},
+        "eos_token_id": ["2", 2.0, [2, "3"], -7],
+        "num_target_layers": ["4", NAN, 0],
         "rope_theta": [5e6],
         "rope_parameters": [
             [1],
@@ -113,10 +120,22 @@ FIELDS = {
 ROPE = {
     "rope_theta": ["2", 0, 1, NAN, 10**400, None, True, [1]],
     "partial_rotary_factor": [0.5, NAN, "1"],
+    **{name: ["2", NAN, 0, INFINITY, True, [2]] for name in ("factor", "attention_factor", "beta_fast", "beta_slow")},
+    "original_max_position_embeddings": ["64", NAN, 0, -1, INFINITY, None],
+    "mscale": ["1", NAN],
 }
+SMALLER = {"factor": "2", "original_max_position_embeddings": INFINITY, "attention_factor": NAN, "beta_fast": 0}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 64}
+LLAMA3 |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
+LINEAR = {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0}
 # Several fields at once, and what the error says.
 TOGETHER = [
     *((OURS, {"rope_parameters": YARN | {name: value}}, name) for name, values in ROPE.items() for value in values),
+    *((OURS, {"rope_parameters": part | {"factor": None}}, "factor") for part in (LINEAR, LLAMA3)),
+    *((OURS, {"rope_parameters": LLAMA3 | {"low_freq_factor": value}}, "_freq_factor") for value in (None, "1", 0, 4)),
+    (OURS, {"rope_parameters": {"full_attention": YARN, "sliding_attention": LINEAR}}, "full_attention"),
+    *((DOMINO, {"rope_scaling": YARN | {name: SMALLER[name]}, "rope_theta": 1e4}, name) for name in SMALLER),
+    *((SPECULATORS, {LAYER_ROPE: YARN | {name: SMALLER[name]}}, name) for name in SMALLER),
     *((OURS, {"layer_types": SLIDING, "sliding_window": value}, "sliding_window") for value in (HUGE, 5, -1)),
     (DOMINO, {"rope_theta": 1e6, "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type"),
     (DOMINO, {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
@@ -247,6 +266,22 @@ def test_values_that_cannot_be_together(broken, name, fields, said):
 @pytest.mark.parametrize(("name", "tensors", "said"), TENSORS)
 def test_tensors_that_are_not_the_drafters(broken, name, tensors, said):
     assert_named(broken(name, tensors=tensors), said)
+
+
+def test_weights_that_are_replaced_while_they_are_loaded(tiny_qwen3, tmp_path, monkeypatch):
+    """Headers are read first: what is missing behind them would be random."""
+    build_drafter(tiny_qwen3).save_pretrained(tmp_path)
+    load = PreTrainedModel.from_pretrained.__func__
+
+    def replaced(cls, *args, **options):
+        tensors = load_file(tmp_path / SINGLE)
+        save_file({name: tensor for name, tensor in tensors.items() if name not in HEAD}, tmp_path / SINGLE)
+        return load(cls, *args, **options)
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(replaced))
+    message = r"tensors must be complete, got 'a file without embed_proj.*The checkpoint was changed while it was read"
+    with pytest.raises(ValueError, match=message):
+        DominoDraftModel.from_pretrained(tmp_path)
 
 
 def test_what_can_be_is_taken(broken, tiny_qwen3):

@@ -101,7 +101,6 @@ def test_rounds_are_those_of_the_same_call_with_the_drafter(target, drafter, att
         ({"num_assistant_tokens": 0}, "num_assistant_tokens"),
         ({"guidance_scale": 2.0}, "guidance_scale"),
         ({"use_cache": False}, "use_cache"),
-        (BATCH | {"cache_implementation": "static"}, "the batch size"),
     ],
 )
 def test_a_call_that_cannot_be_drafted_is_plain(target, attached, caplog, monkeypatch, options, reason):

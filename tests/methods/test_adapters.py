@@ -1,12 +1,17 @@
-"""PEFT's adapters on drafters, as Transformers has them: put in, saved, loaded again, checked, merged."""
+"""PEFT's adapters on drafters: put in, saved, loaded by their folder, where they are merged, checked, refused."""
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_model_status, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+from transformers import pipeline
 
-from hf_domino import DominoDraftModel, check_fit
+from hf_domino import DominoDraftModel, attach, attached, check_fit
 from hf_domino.pair import load_pair
 
 # Every linear layer but the correction head's, which is read weight by weight.
@@ -43,10 +48,10 @@ def test_saved_and_loaded(adapted, adapter, saved_pair):
     by_name = DominoDraftModel.from_pretrained(adapter)
     expected = draft(adapted.get_base_model())
     assert not torch.equal(expected, draft(alone))
-    alone.load_adapter(str(adapter))
-    for drafter in (by_name, alone):
-        assert isinstance(drafter, DominoDraftModel)
-        assert torch.equal(draft(drafter), expected)
+    alone.load_adapter(str(adapter))  # which leaves it beside the weights
+    assert torch.equal(draft(alone), expected)
+    assert isinstance(by_name, DominoDraftModel)
+    torch.testing.assert_close(draft(by_name), expected, atol=1e-5, rtol=1e-5)
 
 
 @pytest.mark.parametrize("state", ["added", "merged", "off"])
@@ -72,23 +77,79 @@ def test_checked(adapted, tiny_qwen3):
     assert figures(adapted) == figures(adapted.get_base_model())
 
 
-def test_by_the_adapters_folder(adapter, saved_pair, adapted):
-    """As commands take `--drafter`."""
-    drafter = load_pair(saved_pair[0], adapter).drafter
-    assert torch.equal(draft(drafter), draft(adapted.get_base_model()))
-    assert get_model_status(drafter).active_adapters == ["default"]
+def test_by_the_adapters_folder(adapter, saved_pair, adapted, tiny_qwen3, target):
+    """As commands take `--drafter`, `generate`, pipelines and a default drafter their assistant."""
+    expected = draft(adapted.get_base_model())
+    generator = pipeline("text-generation", model=str(saved_pair[0]), assistant_model=str(adapter))
+    attach(target, adapter)
+    found = [load_pair(saved_pair[0], adapter).drafter, generator.assistant_model, attached(target).drafter]
+    for drafter in found:
+        torch.testing.assert_close(draft(drafter), expected, atol=1e-5, rtol=1e-5)
+    prompt = torch.tensor(PROMPTS[:1])
+    written = tiny_qwen3.generate(prompt, assistant_model=str(adapter), max_new_tokens=8, do_sample=False)
+    assert torch.equal(written, tiny_qwen3.generate(prompt, max_new_tokens=8, do_sample=False))
+
+
+def test_by_an_adapters_name_without_network(saved_pair, adapter, adapted, tmp_path, monkeypatch):
+    """It has no config.json on the Hub."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    commit = "0" * 40
+    shutil.copytree(adapter, tmp_path / "models--user--adapter" / "snapshots" / commit)
+    (tmp_path / "models--user--adapter" / "refs").mkdir()
+    (tmp_path / "models--user--adapter" / "refs" / "main").write_text(commit)
+    drafter = DominoDraftModel.from_pretrained("user/adapter", cache_dir=tmp_path)
+    torch.testing.assert_close(draft(drafter), draft(adapted.get_base_model()), atol=1e-5, rtol=1e-5)
 
 
 def test_an_adapted_correction_head(saved_pair, tiny_qwen3, tmp_path):
-    """It is read weight by weight, and so refused until it is merged, as the error says."""
+    """It is merged as it is loaded by its folder, and refused where it was put in by hand."""
     config = LoraConfig(r=2, target_modules="all-linear", init_lora_weights=False)
-    get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config).save_pretrained(tmp_path)
+    adapted = get_peft_model(DominoDraftModel.from_pretrained(saved_pair[1]), config)
+    adapted.save_pretrained(tmp_path)
     prompt = torch.tensor(PROMPTS[:1])
     with pytest.raises(
         ValueError, match=r"without adapters, got \['embed_proj.0', 'embed_proj.2'\]. Merge the adapter"
     ):
-        tiny_qwen3.generate(prompt, assistant_model=DominoDraftModel.from_pretrained(tmp_path), max_new_tokens=4)
-    base = DominoDraftModel.from_pretrained(saved_pair[1])
-    merged = PeftModel.from_pretrained(base, tmp_path).merge_and_unload()
-    tiny_qwen3.generate(prompt, assistant_model=merged, max_new_tokens=4)
-    assert merged.stats.num_new_tokens == 4
+        tiny_qwen3.generate(prompt, assistant_model=adapted.get_base_model(), max_new_tokens=4)
+    drafter = DominoDraftModel.from_pretrained(tmp_path)
+    merged = PeftModel.from_pretrained(DominoDraftModel.from_pretrained(saved_pair[1]), tmp_path).merge_and_unload()
+    torch.testing.assert_close(drafter.state_dict(), merged.state_dict(), rtol=0, atol=0)
+    tiny_qwen3.generate(prompt, assistant_model=drafter, max_new_tokens=4)
+    assert drafter.stats.num_new_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"base_model_name_or_path": None}, r"must be the drafter's folder or Hub name, got None. Load the drafter"),
+        ({"base_model_name_or_path": "./gone"}, r"must be a folder or a Hub name, got './gone'"),
+        ({"base_model_name_or_path": "."}, r"must be the drafter's folder or Hub name, got '.'"),
+        *(({"r": value}, "must be one that PEFT can merge") for value in (10**9, 0, "2", 1)),
+        ({"target_modules": ["nope"]}, "must be one that PEFT can merge"),
+        ({"target_modules": ["fc"]}, "must be of the tensors that .* got 'a file with layers.0.mlp.down_proj"),
+        ({"target_modules": [*LAYERS, "embed_proj.0"]}, "must be of .* got 'a file without embed_proj.0.lora_A"),
+        ({"peft_type": "PROMPT_TUNING"}, "must be one that PEFT can merge"),
+    ],
+)
+def test_a_broken_configuration_of_an_adapter(adapter, fields, message, monkeypatch):
+    monkeypatch.chdir(adapter)
+    file = adapter / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields))
+    with pytest.raises(ValueError, match=message):
+        DominoDraftModel.from_pretrained(adapter)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensor: tensor[:, 1:], "must be one that PEFT can merge into its drafter, got 'RuntimeError"),
+        (lambda tensor: tensor * float("nan"), r"fc.lora_B.weight must be finite"),
+    ],
+    ids=["shape", "nan"],
+)
+def test_a_broken_tensor_of_an_adapter(adapter, change, message):
+    file, name = adapter / "adapter_model.safetensors", "base_model.model.fc.lora_B.weight"
+    stored = load_file(file)
+    save_file(stored | {name: change(stored[name]).contiguous()}, file)
+    with pytest.raises(ValueError, match=message):
+        DominoDraftModel.from_pretrained(adapter)

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import torch
 
-FOLDER = Path(__file__).parents[2] / "kernels"
-CARD = (FOLDER / "CARD.md").read_text()
+ROOT = Path(__file__).parents[2]
+ROWS = ROOT / "model_cards" / "workshop" / "benchmarks"
+CARD = (ROOT / "kernels" / "CARD.md").read_text()
 
 
 def test_example():
@@ -29,7 +30,7 @@ def test_example():
 
 
 def rows_of(name, card="h100"):
-    return [json.loads(line) for line in (FOLDER / "benchmarks" / card / f"{name}.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (ROWS / card / f"{name}.jsonl").read_text().splitlines()]
 
 
 def test_times_on_a_gpu():
@@ -45,12 +46,12 @@ def test_times_on_a_gpu():
 
 
 def test_times_of_a_round_on_a_gpu():
-    text = (FOLDER.parent / "docs" / "gpu.md").read_text()
+    text = (ROOT / "docs" / "gpu.md").read_text()
     for row in rows_of("rounds"):
         assert f"| {row['ms']:.1f} | {row['floor_ms']:.1f} |" in text
     took = {row["method"]: row["ms"] for row in rows_of("rounds")}
     said = f"from {took['static, launched']:.0f} to {took['static, graphs']:.0f} ms on an H100"
-    assert said in (FOLDER.parent / "README.md").read_text()
+    assert said in (ROOT / "README.md").read_text()
     busy = {row["method"]: row["gpu_ms"] for row in rows_of("profile") if "gpu_ms" in row}
     assert f"take {busy['static, compiled']:.1f} ms then, in place of {busy['static, graphs']:.1f}" in text
     stages = next(row["stage_ms"] for row in rows_of("profile") if "stage_ms" in row)
@@ -59,7 +60,7 @@ def test_times_of_a_round_on_a_gpu():
 
 
 def test_times_of_a_round_of_trees_on_a_gpu():
-    text = " ".join((FOLDER.parent / "docs" / "speed.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "speed.md").read_text().split())
     graphs, compiled = rows_of("trees", "h200")
     assert f"of {graphs['tree_size']} took {graphs['ms']:.1f} ms on an H200 at" in text
     assert f"and {compiled['ms']:.1f} ms compiled, measured once; the floor is {graphs['floor_ms']:.1f} ms" in text

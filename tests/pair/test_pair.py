@@ -73,6 +73,10 @@ def test_an_answered_chat_is_asked_without_its_answer(tmp_path):
         ({"prompt": "a", "completion": "b"}, {"text": "a"}),
         ({"prompt": [{"role": "user", "content": "a"}]}, {"messages": [{"role": "user", "content": "a"}]}),
         ({"conversations": [{"from": "human", "value": "a"}]}, {"messages": [{"role": "user", "content": "a"}]}),
+        (
+            {"conversations": [{"from": "human", "value": "a"}], "system": "b"},
+            {"messages": [{"role": "system", "content": "b"}, {"role": "user", "content": "a"}]},
+        ),
     ],
 )
 def test_every_field_that_holds_a_prompt_is_read(record, prompt, tmp_path):

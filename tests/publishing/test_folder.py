@@ -41,15 +41,15 @@ def without_a_tensor(folder):
     save_file({name: weights[name] for name in weights if name != "fc.weight"}, folder / "model.safetensors")
 
 
-def adapter(folder):
-    (folder / "config.json").rename(folder / "adapter_config.json")
+def without_configuration(folder):
+    (folder / "config.json").unlink()
 
 
 @pytest.mark.parametrize(
     ("damage", "name", "said"),
     [
         (without_a_tensor, NAME, "without fc.weight"),
-        (adapter, NAME, "FOLDER must be .*merge_and_unload"),
+        (without_configuration, NAME, "FOLDER must be that of a drafter, with config.json or adapter_config.json"),
         (None, "drafter", "must be OWNER/NAME"),
         (None, "me/my drafter", "must use alphanum"),
     ],

@@ -6,11 +6,11 @@ import json
 
 import measured
 import pytest
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard
 from transformers import TrainerState
 
 from hf_domino import DominoConfig
-from hf_domino.cards.sections import read_sections
+from hf_domino.cards.sections import merge_card, read_sections
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.report import results_table
 from hf_domino.publishing.folder_card import card_for, results_section
@@ -56,6 +56,23 @@ def test_the_card_of_a_folder(folder, card):
     assert "| 4 | 0.125 | 1.25 | 0.5 |" in sections["training"]
     assert card_for(folder) == text
     assert '"me/other"' in card_for(folder, name="me/other")
+
+
+def test_the_hub_reads_the_results_and_those_of_other_people_stay(folder, card):
+    other = EvalResult("text-generation", "me/data", "data", "accuracy", 0.5)
+    head = ModelCard(card.read_text())
+    assert head.data.eval_results is None  # whole blocks are nobody's default
+    head.data.model_name, head.data.eval_results = "mine", [other]
+    card.write_text(str(head))
+    for speed in (150, 250):
+        measured_again = [measured.row("domino_adaptive", prompt, [speed] * 3, [4, 2, 3]) for prompt in (0, 1)]
+        write_rows(folder / "results.jsonl", [*measured.rows(["greedy"]), *measured_again])
+        card.write_text(card_for(folder))
+        head = ModelCard(card.read_text()).data
+        found = [(result.metric_name, result.metric_value) for result in head.eval_results]
+        assert (head.model_name, found[0]) == ("mine", (None, 0.5))
+        assert found[1:] == [("speed up, greedy", speed / 100), ("acceptance length, greedy", 3.0)]
+    assert merge_card(card.read_text(), card.read_text()) == card.read_text()
 
 
 def test_figures_that_are_not_of_the_rows_are_replaced(folder, card):

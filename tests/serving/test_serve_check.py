@@ -2,19 +2,16 @@
 
 import copy
 import json
-import signal
 from contextlib import contextmanager
 
 import pytest
 import torch
+import vllm_server
 from builders import build_drafter
 from transformers import GenerationConfig
+from vllm_server import Leg, check_server, faults, reference, rows
 
-from hf_domino.cli import main as cli
-from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.pair import Pair
-from hf_domino.serving import check
-from hf_domino.serving.check import Leg, check_server, faults, reference, report, rows
 
 TEXTS, OTHER = [[1, 2, 3, 4], [5, 6, 7, 8]], [[1, 2, 3, 9], [5, 6, 7, 8]]
 HOW = {"python": "python", "dtype": "float32", "max_new_tokens": 4, "at_once": (1, 2), "flags": ["--flag"]}
@@ -32,7 +29,6 @@ def legs(*served, control=TEXTS):
 def test_a_server_that_drafts_as_we_do():
     found = legs(leg("served", 102, accepted=(60, 30)), leg("served", 99, at_once=8, accepted=(61, 30)))
     assert faults(found, "float32") == []
-    assert "The server drafts as we do." in report(found, "float32")
     assert [row["acceptance_length"] for row in rows(found)] == [None, 1.9, None, None, 1 + 90 / 102, 1 + 91 / 99]
     assert (rows(found)[4]["tokens_per_second"], rows(found)[4]["texts"]) == (4, 2)
 
@@ -49,7 +45,6 @@ def test_faults_are_said(served, said):
     found = legs(leg("served", 100), served)
     (fault,) = faults(found, "float32")
     assert said in fault
-    assert fault in report(found, "float32")
 
 
 def test_narrow_floats_are_shown_and_not_judged():
@@ -85,36 +80,10 @@ def test_a_server_is_started_without_the_drafter_and_with_it(pair, monkeypatch):
         started.append(flags)
         yield "url"
 
-    monkeypatch.setattr(check, "serve", serve)
-    monkeypatch.setattr(check, "ask", lambda url, ids, length, count=1, how="": leg(how, at_once=count))
+    monkeypatch.setattr(vllm_server, "serve", serve)
+    monkeypatch.setattr(vllm_server, "ask", lambda url, ids, length, count=1, how="": leg(how, at_once=count))
     found = check_server(pair, [{"text": "ab"}], num_proposals=3, **HOW)
     names = ("", "", " with the drafter", " with the drafter")
     assert [(each.name, each.at_once) for each in found[2:]] == list(zip(names, (1, 2, 1, 2), strict=True))
     assert started[0] == ["--flag"]
     assert json.loads(started[1][-1])["num_speculative_tokens"] == 3
-
-
-@pytest.mark.parametrize("count", [0, 6])
-def test_proposals_that_do_not_fit_are_refused_before_anything_runs(pair, count):
-    with pytest.raises(ValueError, match="--num-proposals"):
-        check_server(pair, [{"text": "ab"}], num_proposals=count, **HOW)
-
-
-@pytest.mark.parametrize(("rounds", "code"), [(100, 0), (103, FAILED_CHECK)])
-def test_the_command_asks_in_float32_and_its_exit_code_says_what_came_of_it(
-    rounds, code, tiny_pair_folder, monkeypatch, capsys
-):
-    asked = {}
-
-    def served(pair, prompts, **how):
-        asked.update(how, num_prompts=len(prompts))
-        return legs(leg("served", rounds, accepted=(60, 30)))
-
-    monkeypatch.setattr(check, "check_server", served)
-    monkeypatch.setattr(signal, "signal", lambda number, handler: None)
-    flags = ["--vllm", "their/python", "--at-once", "1,4", "--num-prompts", "2", "--server-flags=--enforce-eager"]
-    assert cli.main(["check", "--target", str(tiny_pair_folder), *flags]) == code
-    assert ("The server drafts as we do." in capsys.readouterr().out) is (code == 0)
-    assert asked.pop("flags")[-3:] == ["--max-num-seqs", "4", "--enforce-eager"]
-    how = {"python": "their/python", "dtype": "float32", "max_new_tokens": 128, "at_once": (1, 4)}
-    assert asked == how | {"num_prompts": 2, "num_proposals": asked["num_proposals"]}

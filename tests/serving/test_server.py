@@ -5,9 +5,8 @@ import time
 from pathlib import Path
 
 import pytest
-
-from hf_domino.serving import check
-from hf_domino.serving.check import ask, read_counters, serve
+import vllm_server
+from vllm_server import ask, read_counters, serve
 
 # Answers as vLLM does, with a process of its own beside it; both write their ids where the test looks.
 PROGRAM = """
@@ -51,8 +50,8 @@ def program(tmp_path, monkeypatch):
     (tmp_path / "program.py").write_text(PROGRAM)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setenv("IDS", str(tmp_path / "ids"))
-    monkeypatch.setattr(check, "MODULE", "program")
-    monkeypatch.setattr(check, "PATIENCE", 1)
+    monkeypatch.setattr(vllm_server, "MODULE", "program")
+    monkeypatch.setattr(vllm_server, "PATIENCE", 1)
     return tmp_path
 
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from builders import build_drafter
 from chance import chi_square
+from vllm_server import ask, check_server, encoded, faults, reference, rows, serve
 
 from hf_domino.pair import PROMPTS, load_pair, read_prompts
-from hf_domino.serving.check import ask, check_server, encoded, faults, reference, report, rows, serve
 
 PYTHON = os.environ.get("HF_DOMINO_VLLM")
 ROOT = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.vllm, pytest.mark.skipif(PYTHON is None, reason="HF_DO
 
 @pytest.fixture(scope="module")
 def pair():
-    return load_pair()
+    return load_pair(os.environ.get("HF_DOMINO_TARGET"), os.environ.get("HF_DOMINO_DRAFTER"))
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def drafted(folder, **settings):
 def test_the_server_drafts_as_we_do(pair, prompts, count):
     how = {"python": PYTHON, "dtype": "float32", "max_new_tokens": 48, "at_once": (1, 4), "flags": FLAGS}
     found = check_server(pair, prompts, num_proposals=count, **how)
-    assert faults(found, "float32") == [], report(found, "float32")
+    assert faults(found, "float32") == []
     assert {row["equal_to_transformers"] for row in rows(found)} == {len(prompts)}
 
 

@@ -6,14 +6,15 @@ import copy
 import json
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from filelock import FileLock
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
 from hf_domino.target.identity import TargetIdentity, identify
+from hf_domino.training.resuming import alone_in_folder
 
 
 @pytest.fixture
@@ -103,10 +104,15 @@ def test_overwriting_starts_again(finished, recipe, train, other_target, tmp_pat
     assert "resume_from_checkpoint with overwrite must be None" in capsys.readouterr().err
 
 
-def test_a_second_run_in_a_folder_is_refused(recipe, train, capsys):
-    with FileLock(f"{recipe['output_dir']}.lock"):
-        assert train(recipe) == 2
+@pytest.mark.parametrize("spelling", ["{0}", "{0}/", "{0}/../run", "{1}/link"])
+def test_a_second_run_in_a_folder_is_refused_however_the_folder_is_spelled(spelling, recipe, train, tmp_path, capsys):
+    folder = tmp_path / "run"
+    (folder / "checkpoint-1").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(folder)
+    with alone_in_folder(SimpleNamespace(output_dir=str(folder), process_index=0)):
+        assert train(recipe | {"output_dir": spelling.format(folder, tmp_path)}, "--overwrite", "true") == 2
     assert "output_dir must be a folder in which no training is at work" in capsys.readouterr().err
+    assert (folder / "checkpoint-1").is_dir()
 
 
 def test_a_run_that_goes_on_logs_as_it_is_asked_to_and_warns_of_nothing(recipe, train, tmp_path, caplog, monkeypatch):

@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from chats import chat_tokenizer, write_lines
+from safetensors.torch import load_file
 
 import commands
 from hf_domino import DominoConfig
@@ -31,7 +32,7 @@ from hf_domino.data.records import read_records
 from hf_domino.evaluation.benchmark.options import MEASURABLE
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.pair import BUNDLED, read_prompts
-from recipes import bundled, corpus, processes, smollm2
+from recipes import adapter, bundled, corpus, processes, smollm2
 from recipes.cards import RECIPE, write_cards
 from recipes.corpus import Module, clean, pinned_packages, reads_like_code, train_tokenizer
 from recipes.posttrain import OwnAndReal, PosttrainRecipe, best_rows, loop_onset, unlikelihood
@@ -139,6 +140,34 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
     assert len(called) == 11  # not again
     with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
         smollm2.SmolLM2Recipe(tmp_path, 2, tmp_path / "nothing").write_text()
+
+
+def test_an_adapter_is_compared_on_what_the_tuned_target_writes(tmp_path, tiny_pair_folder, monkeypatch):
+    include, compared = tmp_path / "include", []
+    for folder, name in (("c10", "written.h"), ("c10", "other.h"), ("ATen/ops", "generated.h"), ("c10", "short.h")):
+        (include / folder).mkdir(parents=True, exist_ok=True)
+        (include / folder / name).write_text("#pragma once\n" if name == "short.h" else CODE)
+    headers = adapter.read_headers(include)
+    assert {(header.name, header.text.split()[0]) for header in headers} == {
+        ("c10/written.h", "class"),
+        ("c10/other.h", "class"),
+    }
+    modules = [Module("torch", f"{index}.h", CODE) for index in range(40)]
+    assert {module.held_out for module in modules} == {False, True}
+    monkeypatch.setattr(adapter, "read_headers", lambda include: modules)
+    monkeypatch.setattr(adapter, "find_target", lambda: str(tiny_pair_folder))
+    monkeypatch.setattr(adapter, "conduct", lambda *words: compared.append(words) or 0)
+    small = adapter.AdapterRecipe(2, 2, length=32, prompt_length=8, max_new_tokens=4, budget="quick")
+    for _ in range(2):
+        assert adapter.compare_adapter(tmp_path, tmp_path / "rows", 1, small) == 0
+    (_, runs, target, texts, *_, rows, _), again = compared
+    assert (again[2:], rows) == (compared[0][2:], tmp_path / "rows" / "adapter.jsonl")
+    assert [run.variant for run in runs][:3] == ["before", "adapter", "whole"]
+    tuned, before = (load_file(Path(folder) / "model.safetensors") for folder in (target, tiny_pair_folder))
+    assert tuned.keys() == before.keys()
+    assert not torch.equal(tuned["model.layers.0.mlp.up_proj.weight"], before["model.layers.0.mlp.up_proj.weight"])
+    written = {name: (texts / f"{name}.jsonl").read_text().splitlines() for name in ("mixed", "evaluation")}
+    assert {name: len(lines) for name, lines in written.items()} == {"mixed": 16, "evaluation": 4}
 
 
 def test_the_bundled_pairs_stages_are_made_once(tmp_path, tiny_pair_folder, monkeypatch):

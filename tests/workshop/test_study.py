@@ -160,7 +160,11 @@ def test_budgets_are_kept_apart():
 
 
 @pytest.mark.parametrize(
-    "path", [STUDY_FILE, STUDY_FILE.with_name("kinds.yaml"), RECIPE.with_name("smollm2_study.yaml")]
+    "path",
+    [
+        *(STUDY_FILE.with_name(f"{name}.yaml") for name in ("study", "kinds", "adapter")),
+        RECIPE.with_name("smollm2_study.yaml"),
+    ],
 )
 def test_every_variant_of_ours_is_a_training_of_the_bundled_target(path, tmp_path):
     study, folder = load_study(path), find_pair()

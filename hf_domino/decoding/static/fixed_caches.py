@@ -1,13 +1,17 @@
-"""Caches of fixed shape for one sequence: the target's, and that of the drafter's context.
+"""Caches of fixed shape: the target's, and that of the drafter's context.
 
-What is valid in them is a length on the device, not a shape. A forward writes behind it and never moves it, so that a
-block that is not accepted needs no rewinding, and a captured graph may be replayed at any length.
+A sequence of a batch has its positions in slots of their own number, from 0 on; left padding is not stored. What is
+valid is a length of each sequence on the device, not a shape. A forward writes behind it and never moves it, so that a
+block that is not accepted needs no rewinding, and a captured graph may be replayed at any length. Sequences that have
+ended leave: those that go on move into the first rows of the same buffers, and forwards read views of these.
 
-Shapes: A key/value heads, S capacity, C new context positions, Q block positions, D head width.
+Shapes: B sequences of the buffers, N of a forward, A key/value heads, S capacity, C new context positions, Q block
+positions, D head width.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,68 +31,95 @@ def unfixable(cache: Any) -> str | None:
     return next((type(layer).__name__ for layer in cache.layers if type(layer) not in FIXABLE_LAYERS), None)
 
 
+def write(buffer: torch.Tensor, starts: torch.Tensor, states: torch.Tensor) -> None:
+    """Write states `[N, A, C, D]` into the first N rows of a buffer `[B, A, S, D]`, each behind a start of `[N]`."""
+    count, width = states.shape[0], states.shape[2]
+    slots = starts[:, None] + torch.arange(width, device=states.device)  # [N, C]
+    rows = torch.arange(count, device=states.device)[:, None]
+    buffer[:count].transpose(1, 2).index_put_((rows, slots), states.transpose(1, 2))
+
+
+def compact(tensors: Sequence[torch.Tensor], rows: Sequence[int], dim: int = 0) -> None:
+    """Move these rows of tensors, in ascending order, into the first ones, in place."""
+    for target, source in enumerate(rows):
+        if target != source:
+            for tensor in tensors:
+                tensor.select(dim, target).copy_(tensor.select(dim, source))
+
+
 class FixedLayer(StaticLayer):
-    """A layer that writes behind a length it shares with the others, and leaves the length alone.
+    """A layer that writes behind lengths it shares with the others, and leaves the lengths alone.
 
     Args:
         capacity (`int`): Positions (S).
-        length (`torch.Tensor`): Valid positions, `[]` int64 on the layer's device.
+        lengths (`torch.Tensor`): Valid positions of each sequence, `[B]` int64 on the layer's device.
     """
 
-    def __init__(self, capacity: int, length: torch.Tensor):
+    def __init__(self, capacity: int, lengths: torch.Tensor):
         super().__init__(max_cache_len=capacity)
-        self.cumulative_length = length
+        self._lengths = lengths
+        self.cumulative_length = lengths[0]  # what Transformers reads, of a single sequence
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the buffers, such that they can be written to in any autograd mode."""
+        """Allocate the buffers for all sequences, such that they can be written to in any autograd mode."""
         with torch.inference_mode(False):
-            super().lazy_initialization(key_states, value_states)
+            size = len(self._lengths), -1, -1, -1
+            super().lazy_initialization(key_states[:1].expand(size), value_states[:1].expand(size))
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values `[1, A, C, D]` behind the length; returns the buffers `[1, A, S, D]`."""
+        """Write keys and values `[N, A, C, D]` behind the lengths; returns the buffers `[N, A, S, D]`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        slots = self.cumulative_length + torch.arange(key_states.shape[2], device=self.device)
-        self.keys.index_copy_(2, slots, key_states)
-        self.values.index_copy_(2, slots, value_states)
-        return self.keys, self.values
+        count = len(key_states)
+        write(self.keys, self._lengths[:count], key_states)
+        write(self.values, self._lengths[:count], value_states)
+        return self.keys[:count], self.values[:count]
 
     def crop(self, tokens_to_remove: int) -> None:
         """Do nothing: what is behind the length is not read."""
 
 
 class FixedCache(Cache):
-    """The target's cache of one sequence, all layers as long as the longest text.
+    """The target's cache, all layers as long as the longest text.
 
     Args:
         like (`Cache`): A static cache of layers of `FIXABLE_LAYERS`, for their kinds.
         capacity (`int`): Positions (S).
         device (`torch.device`): Where the target is.
+        num_rows (`int`, *optional*, defaults to 1): Sequences (B).
     """
 
     _is_user_defined = False
 
-    def __init__(self, like: Cache, capacity: int, device: torch.device):
+    def __init__(self, like: Cache, capacity: int, device: torch.device, num_rows: int = 1):
         with torch.inference_mode(False):
-            self.length = torch.zeros((), dtype=torch.long, device=device)
+            self.lengths = torch.zeros(num_rows, dtype=torch.long, device=device)
         super().__init__(
             layers=[
-                type(layer)() if isinstance(layer, PLACEHOLDERS) else FixedLayer(capacity, self.length)
+                type(layer)() if isinstance(layer, PLACEHOLDERS) else FixedLayer(capacity, self.lengths)
                 for layer in like.layers
             ]
         )
+        self.is_batch = False  # whether the call has several sequences, whose masks Transformers cannot make
         self._carried: list[torch.Tensor] = []
+
+    @property
+    def is_compileable(self) -> bool:
+        """Whether Transformers makes masks of fixed shape for it."""
+        return not self.is_batch and super().is_compileable
 
     @torch.no_grad()
     def clear(self) -> None:
         """Make it empty. Zeros, so that nothing an earlier text left can spoil a weighted sum."""
-        self.length.zero_()
-        for layer in self.layers:
-            if layer.keys is not None:
-                layer.keys.zero_()
-                layer.values.zero_()
+        for tensor in (self.lengths, *self._states()):
+            tensor.zero_()
+
+    @torch.no_grad()
+    def select(self, rows: Sequence[int]) -> None:
+        """Move these sequences, in ascending order, into the first rows."""
+        compact((self.lengths, *self._states()), rows)
 
     def reserve(self, count: int) -> None:
         """Make room to carry so many positions in."""
@@ -97,60 +128,106 @@ class FixedCache(Cache):
                 self._carried = [torch.empty_like(states[:, :, :count]) for states in self._states()]
 
     def take(self, path: torch.Tensor) -> None:
-        """Copy what stands at some places `[1, C]` behind the length; C is what there is room for."""
+        """Copy what stands at some places `[N, C]` behind the lengths; C is what there is room for."""
+        count = len(path)
+        slots = self.lengths[:count, None] + path
+        rows = torch.arange(count, device=path.device)[:, None]
         for states, carried in zip(self._states(), self._carried, strict=True):
-            torch.index_select(states, 2, self.length + path[0], out=carried)
+            carried[:count].transpose(1, 2).copy_(states.transpose(1, 2)[rows, slots])
 
-    def put(self) -> None:
-        """Write what was taken right behind the length: apart from taking, so that each can be run again."""
+    def put(self, path: torch.Tensor) -> None:
+        """Write what was taken right behind the lengths: apart from taking, so that each can be run again."""
+        count = len(path)
         for states, carried in zip(self._states(), self._carried, strict=True):
-            states.index_copy_(2, self.length + torch.arange(carried.shape[2], device=self.length.device), carried)
+            write(states, self.lengths[:count], carried[:count])
 
     def _states(self) -> list[torch.Tensor]:
         """Keys and values of all layers that have any."""
         return [states for layer in self.layers if layer.keys is not None for states in (layer.keys, layer.values)]
 
     def to_dynamic(self, config: Any) -> DynamicCache:
-        """A copy that grows, to go on from with the target of this configuration."""
-        cache, length = DynamicCache(config=config), int(self.length)
+        """A copy of the first sequence that grows, to go on from with the target of this configuration."""
+        cache, length = DynamicCache(config=config), int(self.lengths[0])
         for index, layer in enumerate(self.layers):
             if layer.keys is not None:
-                cache.update(layer.keys[:, :, :length], layer.values[:, :, :length], index)
+                cache.update(layer.keys[:1, :, :length], layer.values[:1, :, :length], index)
         return cache
 
 
+class QueryOffsets(torch.Tensor):
+    """One offset for each query. Transformers asks whether "the" offset is zero, to leave out a mask: it is not."""
+
+    def __eq__(self, other: object) -> Any:
+        return False if isinstance(other, int) else super().__eq__(other)
+
+    __hash__ = torch.Tensor.__hash__
+
+
+class FlatQueries(Cache):
+    """What masks of a batch are made with: all queries of all sequences stand in a row, each at its own position.
+
+    Transformers' mask functions know one first position for all sequences, so they are asked about one sequence of
+    `N * W` queries.
+
+    Args:
+        cache ([`FixedCache`]): The target's.
+        positions (`torch.Tensor`): Of the queries, `[N, W]`.
+    """
+
+    def __init__(self, cache: FixedCache, positions: torch.Tensor):
+        super().__init__(layers=cache.layers)
+        flat = positions.flatten()
+        offsets = flat - torch.arange(len(flat), device=flat.device)
+        self._offsets = offsets if torch.compiler.is_compiling() else offsets.as_subclass(QueryOffsets)
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        """The position of each query, less its place in the row, `[N * W]`."""
+        return self._offsets
+
+
 class FixedContext:
-    """Keys and values of the context of one sequence, as [`ContextCache`] keeps them, in buffers of fixed shape.
+    """Keys and values of the context, as [`ContextCache`] keeps them, in buffers of fixed shape.
 
     Slots are absolute positions. The block stands behind the context's last slot, where no context comes.
 
     Args:
         drafter ([`DominoDraftModel`]): For the shapes of its context, and where that is.
         capacity (`int`): Context positions (S).
+        num_rows (`int`, *optional*, defaults to 1): Sequences (B).
     """
 
-    def __init__(self, drafter: DominoDraftModel, capacity: int):
+    def __init__(self, drafter: DominoDraftModel, capacity: int, num_rows: int = 1):
         self.capacity, config, device = capacity, drafter.config, drafter.device
         num_slots = capacity + config.block_size
-        size = (config.num_hidden_layers, 1, config.num_key_value_heads, num_slots, config.head_dim)
+        size = (config.num_hidden_layers, num_rows, config.num_key_value_heads, num_slots, config.head_dim)
         with torch.inference_mode(False):
             self._keys, self._values = (torch.zeros(size, dtype=drafter.dtype, device=device) for _ in range(2))
-            self.start, self.length = (torch.zeros((), dtype=torch.long, device=device) for _ in range(2))
-        self._length = 0
+            self.starts, self.lengths = (torch.zeros(num_rows, dtype=torch.long, device=device) for _ in range(2))
+        self._host_lengths: list[int] = []  # of the sequences that are still generated
+        self._count = num_rows  # sequences of the forward at hand (N)
 
-    def announce(self, count: int) -> None:
-        """The next new context starts behind all there is, and its first `count` positions are valid."""
-        self.start.fill_(self._length)
-        self._length += count
-        self.length.fill_(self._length)
+    def announce(self, counts: Sequence[int]) -> None:
+        """The next new context of each sequence starts behind all there is, and its first positions are valid."""
+        before = self._host_lengths or [0] * len(counts)
+        self._host_lengths = [length + count for length, count in zip(before, counts, strict=True)]
+        for tensor, values in ((self.starts, before), (self.lengths, self._host_lengths)):
+            set_first(tensor, values)
+
+    @torch.no_grad()
+    def select(self, rows: Sequence[int]) -> None:
+        """Move these sequences, in ascending order, into the first rows."""
+        self._host_lengths = [self._host_lengths[row] for row in rows]
+        compact((self.starts, self.lengths), rows)
+        compact((self._keys, self._values), rows, dim=1)
 
     def begin(self, batch_size: int, num_positions: int, counts: Any) -> torch.Tensor:
-        """Which slots a block may look at, `[1, S]` bool."""
-        return (torch.arange(self.capacity, device=self.length.device) < self.length)[None]
+        """Which slots a block may look at, `[N, S]` bool."""
+        self._count = batch_size
+        return torch.arange(self.capacity, device=self.lengths.device) < self.lengths[:batch_size, None]
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
-        """Its length `[1]` and all slots: shapes do not depend on the length; see [`ContextCache.window`]."""
-        return self.length[None], range(self.capacity)
+        """Its lengths `[N]` and all slots: shapes do not depend on the lengths; see [`ContextCache.window`]."""
+        return self.lengths[: self._count], range(self.capacity)
 
     def join(
         self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
@@ -159,38 +236,45 @@ class FixedContext:
 
         Args:
             layer_index (`int`): Which drafter layer.
-            keys (`torch.Tensor`): New context, then the block, `[1, A, C + Q, D]`.
+            keys (`torch.Tensor`): New context, then the block, `[N, A, C + Q, D]`.
             values (`torch.Tensor`): Likewise.
             length (`int`): Block positions (Q).
             first (`int`, *optional*, defaults to 0): Slot to begin with.
 
         Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: Keys and values `[1, A, S + Q, D]`.
+            `tuple[torch.Tensor, torch.Tensor]`: Keys and values `[N, A, S + Q, D]`.
         """
-        count = keys.shape[2] - length
-        slots = self.start + torch.arange(count, device=keys.device)
+        num_rows, count = len(keys), keys.shape[2] - length
         results = []
         for buffer, new in ((self._keys[layer_index], keys), (self._values[layer_index], values)):
-            buffer.index_copy_(2, slots, new[:, :, :count])
-            buffer[:, :, self.capacity : self.capacity + length] = new[:, :, count:]
-            results.append(buffer[:, :, first : self.capacity + length])
+            write(buffer, self.starts[:num_rows], new[:, :, :count])
+            buffer[:num_rows, :, self.capacity : self.capacity + length] = new[:, :, count:]
+            results.append(buffer[:num_rows, :, first : self.capacity + length])
         return results[0], results[1]
 
     def advance(self) -> None:
-        """Do nothing: [`~FixedContext.announce`] has moved the length."""
+        """Do nothing: [`~FixedContext.announce`] has moved the lengths."""
 
     @torch.no_grad()
     def clear(self) -> None:
         """Make it empty."""
-        self._length = 0
-        for tensor in (self._keys, self._values, self.start, self.length):
+        self._host_lengths = []
+        for tensor in (self._keys, self._values, self.starts, self.lengths):
             tensor.zero_()
 
     def to_dynamic(self) -> ContextCache:
-        """A copy that grows."""
-        copy, length = ContextCache(len(self._keys)), self._length
+        """A copy of the first sequence that grows."""
+        copy, length = ContextCache(len(self._keys)), self._host_lengths[0]
         copy.begin(1, length, None)
         for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-            copy.append(index, keys[:, :, :length], values[:, :, :length])
+            copy.append(index, keys[:1, :, :length], values[:1, :, :length])
         copy.advance()
         return copy
+
+
+def set_first(tensor: torch.Tensor, values: Sequence[int]) -> None:
+    """Set the first numbers of a tensor on the device, without waiting for it."""
+    if len(values) == 1:  # a fill copies nothing from the host
+        tensor[:1].fill_(values[0])
+    else:
+        tensor[: len(values)].copy_(torch.tensor(values), non_blocking=True)

@@ -24,9 +24,15 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
+from hf_domino.decoding.verification import Verification
 
 register_pytree_node(
     Tree, lambda tree: ([tree.tokens, tree.parents, tree.longest], None), lambda fields, _: Tree(*fields)
+)
+register_pytree_node(
+    Verification,
+    lambda found: ([found.scores, found.decided, found.path], None),
+    lambda fields, _: Verification(*fields),
 )
 
 
@@ -59,7 +65,7 @@ class FixedLaw(TokenLaw):
         return None if None in parts else tuple(parts)
 
     def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
-        """See [`TokenLaw`]; of one row. A law without a key is no stage."""
+        """See [`TokenLaw`]. A law without a key is no stage."""
         if (key := self.key) is None:
             return function(self, prefixes, *inputs)
         # Tensors are copied to where a graph reads them, and it is captured for all other inputs. What it returns is
@@ -73,21 +79,23 @@ class FixedLaw(TokenLaw):
             return function(self, self.prefixes(text), *tree_unflatten(filled, form))
 
         fixed = [torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        found = self._workspace.graphs((name, key, *fixed), stage, self.text(prefixes), *tensors)
+        found = self._workspace.run((name, key, *fixed), stage, self.text(prefixes), *tensors)
         return replace(found) if isinstance(found, Tree) else found  # a tree keeps what it has worked out
 
     def text(self, prefixes: Prefixes) -> torch.Tensor:
-        """Tokens of one row that the law reads: the last `[1, 1]`, or how many there are and all, `[1, 1 + S]`."""
+        """Tokens of each row that the law reads: the last `[B, 1]`, or how many there are and all, `[B, 1 + S]`."""
         if not self.needs_prefix:
             return prefixes.last()
         length = prefixes.longest
         text = torch.nn.functional.pad(prefixes.ids[:, :length], (1, self._workspace.capacity - length))
-        text[:, 0].fill_(length)
+        text[:, :1] = prefixes.ends
         return text
 
     def prefixes(self, text: torch.Tensor) -> Prefixes:
         """The prefixes of a text, inside a stage."""
-        return Prefixes(text[:, 1:], text[:, :1], [0]) if self.needs_prefix else Prefixes.of(text)
+        if not self.needs_prefix:
+            return Prefixes.of(text)
+        return Prefixes(text[:, 1:], text[:, :1], list(range(len(text))))
 
 
 def _hold(workspace: Workspace, effect: str, name: str, values: torch.Tensor) -> torch.Tensor:

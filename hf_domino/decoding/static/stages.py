@@ -2,7 +2,8 @@
 
 The target's cache never grows: a round moves its length and nothing else.
 
-Shapes: P proposals, W positions of a verification forward, H hidden size, L captured layers.
+Shapes: B sequences still generated, T prompt positions, P proposals, W positions of a verification forward, H hidden
+size, L captured layers, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from transformers.masking_utils import create_masks_for_generate
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
@@ -18,6 +20,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.static.fixed_caches import FixedCache, FlatQueries, compact, set_first
 from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.methods import DominoDraftModel
@@ -43,28 +46,86 @@ class StaticRunner(TargetRunner):
         super().__init__(target, model_kwargs | {CACHE: workspace.cache}, timer=timer)
         self._drafter, self._workspace, self._is_returned = drafter, workspace, is_returned
         self._most = drafter.config.num_draft_tokens
-        self._length = 0  # of the cache, as its device knows it
-        self._next_position = 0
+        self._filled: list[int] = []  # slots of each sequence, as the device of the cache knows them
+        self._next_positions: list[int] = []
+        self._prompt_mask: torch.Tensor | None = None  # of a batch
         self._tensors: dict[str, torch.Tensor] = {}  # what every verification forward reads beside its block
         self._options: dict[str, Any] = {}
         self._key: Hashable = None
 
+    def prefill(
+        self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
+    ) -> tuple[torch.Tensor, Captured]:
+        """Process the prompts `[B, T]`; of a batch, without their padding.
+
+        Returns:
+            `tuple`: Logits `[B, 1, V]` of the next tokens, and captured hidden states. Those of a batch begin with each
+            prompt's first token, and what stands behind a prompt's last one is nothing.
+        """
+        self._device = input_ids.device
+        self._filled = [0] * len(input_ids)
+        if len(input_ids) == 1:
+            return super().prefill(input_ids, chunk_size, mask_length)
+        self._workspace.cache.is_batch = True
+        embeds = self.kwargs.get("inputs_embeds")
+        width = input_ids.shape[1] if embeds is None else embeds.shape[1]
+        mask = self.mask(width)
+        if mask is None:
+            mask = torch.ones(len(input_ids), width, dtype=torch.long, device=self._device)
+        lengths = mask.sum(dim=1).tolist()
+        order = mask.int().argsort(dim=1, descending=True, stable=True)  # each prompt's first token comes first
+        kwargs = dict(self.kwargs) | {"attention_mask": None}
+        for name in PER_POSITION[1:]:
+            if (values := kwargs.get(name)) is not None:
+                kwargs[name] = values.gather(-1, order.expand_as(values))
+        if embeds is None:
+            input_ids = input_ids.gather(1, order)
+        else:
+            kwargs["inputs_embeds"] = along(order, embeds)
+        ends = torch.tensor(lengths, device=self._device) - 1
+        logits, captured = self._forward_prompts(input_ids, kwargs, ends)
+        self._move_to(lengths)
+        self._prompt_mask = torch.arange(mask.shape[1], device=self._device) <= ends[:, None]
+        return logits, captured
+
+    def _forward_prompts(
+        self, input_ids: torch.Tensor, kwargs: dict[str, Any], ends: torch.Tensor
+    ) -> tuple[torch.Tensor, Captured]:
+        """The forward over prompts that begin in the first column: logits at their ends `[B]`."""
+        inputs = self.model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **kwargs)
+        kept, places = torch.unique(ends, return_inverse=True)
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = kept
+        with self._timer.phase("target_forward"):
+            outputs = self.model(**(inputs | self._forward_kwargs))
+        self.outputs = outputs
+        columns = places if outputs.logits.shape[1] == len(kept) else ends
+        return along(columns[:, None], outputs.logits), self.target.captured(outputs)
+
+    def prompt_mask(self, length: int) -> torch.Tensor | None:
+        """Which of the prompts' hidden states are of a token, `[B, length]`."""
+        return self.mask(length) if self._prompt_mask is None else self._prompt_mask
+
     def begin(self, rows: Sequence[int]) -> None:
         """Put what all rounds read where graphs find it."""
-        hold = self._workspace.hold
-        mask = torch.ones(1, self._workspace.capacity, dtype=torch.long, device=self._device)
-        given = self.mask(self._length)
-        if given is not None:
-            mask[:, : self._length] = given
+        hold, device = self._workspace.hold, self._device
+        given = self.mask(self._filled[0])  # before the arguments go on
         kwargs, self.outputs = self._advanced(self.kwargs, 1), None  # a prompt's states are not held for the call
-        self._tensors = {"attention_mask": hold("attention_mask", mask)}
-        self._next_position = self._length
+        ends = torch.tensor(self._filled, device=device)[:, None]
+        self._tensors = {}
+        if self._prompt_mask is None:
+            mask = torch.ones(1, self._workspace.capacity, dtype=torch.long, device=device)
+            if given is not None:
+                mask[:, : self._filled[0]] = given
+            self._tensors["attention_mask"] = hold("attention_mask", mask)
+        self._next_positions = list(self._filled)
         if (positions := kwargs.get("position_ids")) is not None:
-            self._tensors["position_ids"] = hold("position_ids", positions[..., -1:] - self._length)
-            self._next_position = int(positions.max())
+            last = positions[..., -1:].expand(*positions.shape[:-2], len(self._filled), 1)
+            self._tensors["position_ids"] = self._hold_rows("position_ids", last - ends)
+            self._next_positions = last.reshape(-1, len(self._filled)).amax(dim=0).tolist()
         for name in PER_POSITION[2:]:  # types, alike for all new tokens
             if (types := kwargs.get(name)) is not None:
-                self._tensors[name] = hold(name, types[..., -1:])
+                self._tensors[name] = self._hold_rows(name, types[..., -1:])
         taken = (*PER_POSITION, CACHE, "inputs_embeds")
         self._options = {
             name: hold(f"option {name}", value) if isinstance(value, torch.Tensor) else value
@@ -73,43 +134,66 @@ class StaticRunner(TargetRunner):
         }
         names = [(name, "" if isinstance(v, torch.Tensor) else repr(v)) for name, v in self._options.items()]
         self._key = ("verify", *sorted(self._tensors), *sorted(names))
+        self._select(rows)
+
+    def _hold_rows(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Keep a number of each sequence `[..., B, 1]` where graphs find it, for as many as there are buffers for."""
+        missing = self._workspace.num_rows - values.shape[-2]
+        return self._workspace.hold(name, torch.nn.functional.pad(values, (0, 0, 0, missing)))
+
+    def _select(self, rows: Sequence[int]) -> None:
+        """Go on with these sequences, which move into the first rows of all buffers."""
+        if not rows or len(rows) == len(self._filled):
+            return
+        self._workspace.cache.select(rows)
+        for name, values in self._tensors.items():
+            if name != "attention_mask":
+                compact([values], rows, dim=values.dim() - 2)
+        self._filled = [self._filled[row] for row in rows]
+        self._next_positions = [self._next_positions[row] for row in rows]
 
     def next_position(self) -> int:
-        """The position of the next anchor."""
-        return self._next_position
+        """The largest position of the next anchors."""
+        return max(self._next_positions)
 
     def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
         """Verify as [`TargetRunner.check_block`] does; a chain is filled up to one of a few widths (W)."""
         num_checked, block = proposed.num_nodes + 1, torch.cat((anchors, proposed.tokens), dim=1)
         if proposed.parents is None:
             width, limit = 1 + fitting_length(proposed.num_nodes, self._most), self.target.position_limit
-            if limit is not None and self._next_position + width > limit:
+            if limit is not None and self.next_position() + width > limit:
                 width = num_checked  # what only fills up has no positions left
             inputs: tuple[torch.Tensor, ...] = (torch.nn.functional.pad(block, (0, width - num_checked)),)
         else:
             inputs = (block, proposed.depths, proposed.sees)
         with self._timer.phase("target_forward"):
-            logits, captured = self._workspace.graphs(self._key, self._verify, *inputs)
+            logits, captured = self._workspace.run(self._key, self._verify, *inputs)
         return logits[:, :num_checked], captured
 
     def _verify(
         self, block: torch.Tensor, depths: torch.Tensor | None = None, sees: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Captured]:
-        """The forward over the block `[1, W]`: logits and captured hidden states. Writes behind the cache's length."""
-        width = block.shape[1]
-        kwargs = self._options | {"attention_mask": self._tensors["attention_mask"]}
+        """The forward over the block `[B, W]`: logits and captured hidden states. Writes behind the cache's lengths."""
+        num_rows, width = block.shape
+        lengths = self.cache.lengths[:num_rows, None]
+        kwargs = dict(self._options)
+        if (mask := self._tensors.get("attention_mask")) is not None:
+            kwargs["attention_mask"] = mask
         if (offset := self._tensors.get("position_ids")) is not None:
-            kwargs["position_ids"] = offset + self.cache.length + torch.arange(width, device=block.device)
+            places = lengths + torch.arange(width, device=block.device)
+            kwargs["position_ids"] = offset[..., :num_rows, :] + places
         for name in PER_POSITION[2:]:
             if (types := self._tensors.get(name)) is not None:
-                kwargs[name] = types.expand(*types.shape[:-1], width)
+                kwargs[name] = types[..., :num_rows, :].expand(*types.shape[:-2], num_rows, width)
         inputs = self.model.prepare_inputs_for_generation(
             block, next_sequence_length=width, **{CACHE: self.cache}, is_first_iteration=False, **kwargs
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = width
+        if self.cache.is_batch:
+            inputs["attention_mask"] = batch_masks(self.model, self.cache, lengths, width)
         if depths is not None and sees is not None:
-            inputs = tree_inputs(depths, sees, inputs, self.model, self.cache.length)
+            inputs = tree_inputs(depths, sees, inputs, self.model, lengths)
         outputs = self.model(**(inputs | self._forward_kwargs))
         return outputs.logits[:, -width:], self.target.captured(outputs)
 
@@ -118,20 +202,22 @@ class StaticRunner(TargetRunner):
         if path is None:
             return captured
         path = torch.nn.functional.pad(path.to(self._device), (0, self._most + 1 - path.shape[1]))
-        cache, graphs = self._workspace.cache, self._workspace.graphs
+        cache = self._workspace.cache
         cache.reserve(path.shape[1])
-        graphs("take", cache.take, path)
-        graphs("put", cache.put)
+        self._workspace.run("take", cache.take, path)
+        self._workspace.run("put", cache.put, path)
         return tuple(along(path, states) for states in captured)
 
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
-        """Move the cache's length behind the committed tokens; no forward reads what is behind it."""
-        self._next_position += counts[0]
-        self._move_to(self._length + counts[0])
+        """Move the cache's lengths behind the committed tokens; no forward reads what is behind them."""
+        pairs = zip(self._next_positions, counts, strict=True)
+        self._next_positions = [position + count for position, count in pairs]
+        self._move_to([length + count for length, count in zip(self._filled, counts, strict=True)])
+        self._select(rows)
 
     def end(self, batch_size: int) -> None:
         """Leave a cache that the caller can go on from, if it gets one."""
-        if self._is_returned:
+        if self._is_returned and batch_size == 1:
             config = self.model.config.get_text_config(decoder=True)
             self.kwargs[CACHE] = self._workspace.cache.to_dynamic(config)
 
@@ -140,14 +226,14 @@ class StaticRunner(TargetRunner):
         give_back(self.model, self._drafter, self._workspace)
 
     def _forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Captured]:
-        """A forward over the prompt, or part of it."""
+        """A forward over one prompt, or part of it."""
         logits, captured = super()._forward(*args, **kwargs)
-        self._move_to(self._length + captured[0].shape[1])
+        self._move_to([self._filled[0] + captured[0].shape[1]])
         return logits, captured
 
-    def _move_to(self, length: int) -> None:
-        self._length = length
-        self._workspace.cache.length.fill_(length)
+    def _move_to(self, lengths: list[int]) -> None:
+        self._filled = lengths
+        set_first(self._workspace.cache.lengths, lengths)
 
 
 class StaticDraftSession(DraftSession):
@@ -157,22 +243,28 @@ class StaticDraftSession(DraftSession):
         self, drafter: DominoDraftModel, target: TargetModel, law: TokenLaw, timer: PhaseTimer, workspace: Workspace
     ):
         super().__init__(drafter, target, law, timer)
-        self._fixed, self._graphs = workspace.context, workspace.graphs
+        self._fixed, self._workspace = workspace.context, workspace
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
         self._ends, self._table = workspace.hold("ends", ends), None
-        # [1, C, L * H], hidden states that the next drafted block puts into the context.
+        # [B, C, L * H], hidden states that the next drafted block puts into the context.
         self._pending: torch.Tensor | None = None
 
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
-        """Store the prompt, which is of any length and no stage."""
-        self._fixed.announce(counts[0])
+        """Store the prompts, which are of any length and no stage."""
+        self._fixed.announce(counts)
         self._backbone(position_ids[:, :0], self._joined(captured))
 
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
-        """Take the hidden states `[1, W, H]` of a verified block; the committed ones, the first, are valid."""
+        """Take the hidden states `[B, W, H]` of a verified block; the committed ones, the first, are valid."""
         self._store()
         self._pending = self._joined(captured)  # a copy: the next verification writes over them
-        self._fixed.announce(counts[0])
+        self._fixed.announce(counts)
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, which move into the first rows of the context."""
+        self._fixed.select(rows)
+        if self._pending is not None:
+            self._pending = self._pending[list(rows)]
 
     def _joined(self, captured: Captured) -> torch.Tensor:
         return torch.cat([states.to(self.drafter.device) for states in captured], dim=-1)
@@ -180,9 +272,9 @@ class StaticDraftSession(DraftSession):
     def _store(self) -> None:
         """Put hidden states that wait for a drafted block into the context now."""
         if self._pending is not None:
-            no_block = self._pending.new_zeros(1, 0, dtype=torch.long)
+            no_block = self._pending.new_zeros(len(self._pending), 0, dtype=torch.long)
             with self.timer.phase("draft"):
-                self._graphs("backbone", self._backbone, no_block, self._pending)
+                self._workspace.run("backbone", self._backbone, no_block, self._pending)
 
     def context(self) -> ContextCache:
         """A copy of all context observed so far."""
@@ -190,19 +282,51 @@ class StaticDraftSession(DraftSession):
         return self._fixed.to_dynamic()
 
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """Draft hidden states `[1, P, H]` behind the anchor `[1, 1]`; stores the new context."""
+        """Draft hidden states `[B, P, H]` behind the anchors `[B, 1]`; stores the new context."""
         pending = self._pending
         if pending is None:  # stored already: as many positions as ever, none of them valid
             size = len(self.drafter.config.target_layer_ids) * self.drafter.config.hidden_size
             width = self.drafter.config.num_draft_tokens + 1
-            pending = torch.zeros(1, width, size, dtype=self.target.model.dtype, device=self.drafter.device)
-            self._fixed.announce(0)
+            shape = (len(anchors), width, size)
+            pending = torch.zeros(shape, dtype=self.target.model.dtype, device=self.drafter.device)
+            self._fixed.announce([0] * len(anchors))
         self._pending = None
-        return self._graphs("backbone", self._backbone, anchors, pending)
+        return self._workspace.run("backbone", self._backbone, anchors, pending)
 
     def _backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> torch.Tensor:
-        context = self._fixed
-        positions = (context.start + torch.arange(pending.shape[1], device=self.drafter.device))[None]
+        context, num_rows = self._fixed, len(pending)
+        positions = context.starts[:num_rows, None] + torch.arange(pending.shape[1], device=self.drafter.device)
+        ends = context.lengths[:num_rows, None]
         features = self.drafter.fuse_context([pending])
-        new = NewContext(features, positions)
-        return self.drafter.draft(self.target, anchors, context.length[None, None], new, context)
+        return self.drafter.draft(self.target, anchors, ends, NewContext(features, positions), context)
+
+
+def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int) -> Any:
+    """The target's masks for a block behind each sequence's length, by its own mask functions.
+
+    Args:
+        model (`PreTrainedModel`): The target.
+        cache ([`FixedCache`]): Its cache.
+        lengths (`torch.Tensor`): Positions before the block, `[B, 1]`.
+        width (`int`): Positions of the block (W).
+
+    Returns:
+        `torch.Tensor` or `dict`: `[B, 1, W, S]`, or one such for each kind of layer.
+    """
+    positions = lengths + torch.arange(width, device=lengths.device)
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)  # some have their own
+    masks = create(
+        config=model.config,
+        inputs_embeds=torch.empty(1, positions.numel(), 0, dtype=model.dtype, device=lengths.device),
+        attention_mask=None,
+        **{CACHE: FlatQueries(cache, positions)},
+        position_ids=positions.view(1, -1),
+    )
+    if isinstance(masks, dict):
+        return {kind: _by_sequence(mask, len(lengths)) for kind, mask in masks.items()}
+    return _by_sequence(masks, len(lengths))
+
+
+def _by_sequence(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """A mask `[1, 1, B * W, S]` as `[B, 1, W, S]`."""
+    return mask.as_subclass(torch.Tensor).view(num_rows, -1, mask.shape[-1])[:, None]

@@ -1,5 +1,7 @@
 """Workspaces: the fixed-shape buffers and captured graphs of a target and a drafter, kept from one call to the next.
 
+Stages run on a power of two of sequences, so that few are captured while the sequences of a batch end one by one.
+
 Capturing takes seconds, so a call takes the workspace an earlier one has left, if its text fits, and gives it back when
 it is done. A call has its workspace for itself: calls in several threads each make their own, and the last one back
 stays. It is dropped with the target or the drafter, and not taken again where weights have moved since.
@@ -9,20 +11,23 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_map_only
 from transformers import Cache, PreTrainedModel
 from transformers.utils import output_capturing
 
+from hf_domino._common.notices import logger
 from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext
 from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.view import TargetModel, has_hooks
 
 CAPACITY_STEP = 64  # capacities are multiples of it: texts of nearly the same length share graphs
+LEAST_CAPACITY = 512  # on a GPU, where a shorter one saves no time
 
 # What layers with PEFT adapters go by beside weights: which of them, whether these are merged, and how much of each.
 OF_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
@@ -42,24 +47,52 @@ class Workspace:
         like (`Cache`): A static cache, for the kinds of the target's layers.
         drafter ([`DominoDraftModel`]): For the shapes of its context.
         capacity (`int`): Positions of both caches.
+        num_rows (`int`): Sequences of both caches, a power of two.
         device (`torch.device`): Where the target is.
         state (`Hashable`): What the graphs depend on beside shapes; see `_state`.
     """
 
     def __init__(
-        self, like: Cache, drafter: DominoDraftModel, capacity: int, device: torch.device, state: Hashable = None
+        self,
+        like: Cache,
+        drafter: DominoDraftModel,
+        capacity: int,
+        num_rows: int,
+        device: torch.device,
+        state: Hashable = None,
     ):
-        self.capacity, self.device, self.state = capacity, device, state
-        self.cache = FixedCache(like, capacity, device)
-        self.context = FixedContext(drafter, capacity)
+        self.capacity, self.num_rows, self.device, self.state = capacity, num_rows, device, state
+        self.cache = FixedCache(like, capacity, device, num_rows)
+        self.context = FixedContext(drafter, capacity, num_rows)
         # A graph is of one device.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
         self._held: dict[str, torch.Tensor] = {}
 
     def clear(self) -> None:
         """Start a new text."""
+        self.cache.is_batch = False
         self.cache.clear()
         self.context.clear()
+
+    def run(self, key: Hashable, stage: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+        """Run a stage on inputs of the sequences still generated, filled up to a power of two of sequences.
+
+        Args:
+            key (`Hashable`): As in [`StageGraphs`].
+            stage (`Callable`): Takes and returns tensors whose first dimension is that of sequences.
+            inputs (`torch.Tensor`): Of B sequences each. What fills them up is computed and not looked at: it reads and
+                writes rows of the buffers whose sequences have ended.
+
+        Returns:
+            What the stage returns of the B sequences; valid until its next run.
+        """
+        num_rows = len(inputs[0])
+        missing = bucket_of(num_rows) - num_rows
+        if not missing:
+            return self.graphs(key, stage, *inputs)
+        filled = [torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:]))) for tensor in inputs]
+        found = self.graphs(key, stage, *filled)
+        return tree_map_only(torch.Tensor, lambda tensor: tensor[:num_rows], found)
 
     def hold(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """Keep what is fixed for a text where graphs find it; returns the tensor of that address.
@@ -79,26 +112,66 @@ class Workspace:
 
 
 def take_workspace(
-    target: PreTrainedModel, drafter: DominoDraftModel, like: Cache, num_positions: int, device: torch.device
+    target: PreTrainedModel,
+    drafter: DominoDraftModel,
+    like: Cache,
+    num_positions: int,
+    num_rows: int,
+    device: torch.device,
 ) -> Workspace:
-    """A cleared workspace for a text of at most `num_positions`, an earlier call's if it fits.
+    """A cleared workspace for texts of at most `num_positions`, an earlier call's if it fits.
 
     Args:
         target (`PreTrainedModel`): The target.
         drafter ([`DominoDraftModel`]): The drafter.
         like (`Cache`): The static cache that `generate` has prepared.
         num_positions (`int`): Positions wanted, those of a last rejected block included.
+        num_rows (`int`): Sequences wanted.
         device (`torch.device`): Where the target is.
     """
     state = _state(target, drafter)
     with _lock:
         found = _idle.get(target, {}).pop(drafter, None)
-    if found is None or found.state != state or found.device != device or found.capacity < num_positions:
+    fits = found is not None and (found.state, found.device) == (state, device)
+    if found is None or not fits or found.capacity < num_positions or found.num_rows < num_rows:
         del found  # its memory is free before the new one's is wanted
-        capacity = -(-num_positions // CAPACITY_STEP) * CAPACITY_STEP
-        return Workspace(like, drafter, capacity, device, state)
+        capacity = capacity_for(num_positions, device)
+        if device.type == "cuda":
+            logger.info(
+                "hf_domino captures CUDA graphs for texts of up to %d tokens; later calls with these models use them.",
+                capacity,
+            )
+        return Workspace(like, drafter, capacity, bucket_of(num_rows), device, state)
     found.clear()
     return found
+
+
+def capacity_for(num_positions: int, device: torch.device) -> int:
+    """Positions to make room for: on a GPU few different numbers, so that later calls find what they need.
+
+    Args:
+        num_positions (`int`): Positions that a call wants.
+        device (`torch.device`): Where the target is.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from hf_domino.decoding.static.workspace import capacity_for
+    >>> [capacity_for(count, torch.device("cuda")) for count in (40, 600, 1030)]
+    [512, 640, 1280]
+
+    ```
+    """
+    step = CAPACITY_STEP
+    if device.type == "cuda":
+        num_positions = max(num_positions, LEAST_CAPACITY)
+        step = max(step, 1 << ((num_positions - 1).bit_length() - 3))  # an eighth to a quarter of it
+    return -(-num_positions // step) * step
+
+
+def bucket_of(num_rows: int) -> int:
+    """The power of two of sequences that so many are filled up to."""
+    return 1 << (num_rows - 1).bit_length()
 
 
 def give_back(target: PreTrainedModel, drafter: DominoDraftModel, workspace: Workspace) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from hf_domino._common.fields import PROMPT_FIELDS
+from hf_domino._common.fields import MOST_SEED, PROMPT_FIELDS
+from hf_domino._common.options import option
 from hf_domino._common.refusal import refusal
 
 # Name to label in tables, Markdown, in the order of tables. To compare another one, add it here and to `methods`.
@@ -26,8 +26,6 @@ METHODS = {
     "domino": "Domino, whole blocks",
     "domino_adaptive": "**Domino**",
     "domino_lookup": "**Domino with prompt lookup**",
-    "domino_chain": "Domino, chains",
-    "domino_tree": "Domino, trees",
 }
 BASELINE, COPIES, WITH_COPIES = "plain", "prompt_lookup", "domino_lookup"
 DEFAULT = (BASELINE, COPIES, "domino_adaptive", WITH_COPIES)
@@ -46,11 +44,6 @@ def keeps_seed(method: str) -> bool:
     return method not in TRANSFORMERS_OWN
 
 
-def _option(default: Any, group: str, text: str, **flag: Any) -> Any:
-    """A field that is a flag, too: its group, its help, and how the command line reads it."""
-    return field(default=default, metadata={"group": group, "help": text, **flag})
-
-
 @dataclass(frozen=True)
 class BenchOptions:
     """Methods, texts and models of [`benchmark`], and the file of its rows."""
@@ -59,35 +52,34 @@ class BenchOptions:
     drafter: tuple[str, ...] = ()  # several, of any kind, are compared
     dtype: str = "float32"
     device: str = "cpu"
-    assistant: str | None = _option(None, MODELS, "a small model with the target's vocabulary, to compare with")
-    prompts: Path | None = _option(  # noqa: RUF009
-        None, TEXTS, f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or bundled)", type=Path
+    assistant: str | None = option(None, "a small model with the target's vocabulary, to compare with", group=MODELS)
+    prompts: Path | None = option(  # noqa: RUF009
+        None, f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or bundled)", group=TEXTS
     )
-    num_prompts: int = _option(50, TEXTS, "use the first N prompts", type=int)
-    batch_size: int = _option(1, TEXTS, "prompts per call, padded on the left", type=int)
-    max_new_tokens: int = _option(128, TEXTS, "tokens to generate per prompt", type=int)
-    methods: tuple[str, ...] | None = _option(
+    num_prompts: int = option(50, "use the first N prompts", group=TEXTS)
+    batch_size: int = option(1, "prompts per call, padded on the left", group=TEXTS)
+    max_new_tokens: int = option(128, "tokens to generate per prompt", group=TEXTS)
+    methods: tuple[str, ...] | None = option(
         None,
-        MEASURED,
         f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; mtp needs a target with such layers; "
         "domino drafts whole blocks, domino_adaptive as far as it pays, which is a drafter's default; domino_lookup "
         f"may also copy from the text (default: {', '.join(DEFAULT)}, and what other flags name)",
         type=lambda names: tuple(name.strip() for name in names.split(",")),
+        group=MEASURED,
     )
-    tree_size: int | None = _option(
-        None, MEASURED, "compare trees of up to N nodes with chains, of each drafter", type=int, metavar="N"
+    tree_size: int | None = option(
+        None, "compare trees of up to N nodes with chains, of each drafter", metavar="N", group=MEASURED
     )
-    lookup_tokens: int = _option(10, MEASURED, "most tokens that prompt lookup proposes", type=int)
-    repeats: int = _option(3, MEASURED, "timed runs per prompt and method; the median counts", type=int)
-    temperature: float = _option(0.7, MEASURED, "temperature of the sampled half; 0 for greedy only", type=float)
-    seed: int = _option(0, MEASURED, "seed of the sampled half", type=int)
-    rows: Path = _option(  # noqa: RUF009
+    lookup_tokens: int = option(10, "most tokens that prompt lookup proposes", group=MEASURED)
+    repeats: int = option(3, "timed runs per prompt and method; the median counts", group=MEASURED)
+    temperature: float = option(0.7, "temperature of the sampled half; 0 for greedy only", group=MEASURED)
+    seed: int = option(0, "seed of the sampled half", group=MEASURED)
+    rows: Path = option(  # noqa: RUF009
         Path("results.jsonl"),
-        ROWS,
         "where rows are written; of a run that was broken off, those that are missing",
-        type=Path,
+        group=ROWS,
     )
-    overwrite: bool = _option(False, ROWS, "measure anew where --rows exists", action="store_true")
+    overwrite: bool = option(False, "measure anew where --rows exists", group=ROWS)
 
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:
@@ -95,6 +87,8 @@ class BenchOptions:
                 raise refusal(f"--{name.replace('_', '-')}", "at least 1", value, "Leave it out for its default.")
         if not 0 <= self.temperature < math.inf:
             raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
+        if not 0 <= self.seed <= MOST_SEED:
+            raise refusal("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
         for name in () if self.methods in (None, (ALL,)) else self.methods:
             if name not in MEASURABLE:
                 raise refusal("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")

@@ -7,6 +7,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hf_domino.data.encoding import encode_text
+
 
 def encode(tokenizer: Any, batch: Sequence[dict[str, Any]]) -> Any:
     """Token ids and attention mask `[B, T]` of a batch, padded on the left."""
@@ -16,11 +18,13 @@ def encode(tokenizer: Any, batch: Sequence[dict[str, Any]]) -> Any:
 def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> Any:
     """Token ids and attention mask `[T]` of one prompt; `variables` are those of the chat template."""
     if "messages" not in prompt:
-        return tokenizer(prompt["text"])
+        ids = encode_text(prompt["text"], tokenizer, goes_on=True)
+        return {"input_ids": ids, "attention_mask": [1] * len(ids)}
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError('prompts with "messages" need a tokenizer with a chat template: give prompts with "text".')
+    own = prompt.get("chat_template_kwargs") or {}
     return tokenizer.apply_chat_template(
-        prompt["messages"], prompt.get("tools"), add_generation_prompt=True, return_dict=True, **variables
+        prompt["messages"], prompt.get("tools"), add_generation_prompt=True, return_dict=True, **{**own, **variables}
     )
 
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from hf_domino.evaluation.benchmark.options import BASELINE
 from hf_domino.evaluation.benchmark.rows import Row
@@ -85,6 +84,10 @@ def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
 def _means(rows: Iterable[Row], field: str, weight: str) -> dict[Any, float]:
     """Mean over rounds of each entry of a field, of which a single figure is number 0; empty without rounds."""
     counted = [row for row in rows if row[weight] and row[field]]
-    frame = pd.DataFrame([pd.Series(row[field]) for row in counted]).fillna(0)
-    weights = [row[weight] for row in counted]
-    return {name: float(np.average(values, weights=weights)) for name, values in frame.items()}
+    sums: dict[Any, float] = {}
+    for row in counted:
+        entries = row[field] if isinstance(row[field], dict) else dict(enumerate(np.atleast_1d(row[field])))
+        for name, entry in entries.items():
+            sums[name] = sums.get(name, 0.0) + row[weight] * float(entry)
+    num_rounds = sum(row[weight] for row in counted)
+    return {name: total / num_rounds for name, total in sums.items()}

@@ -34,11 +34,14 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
     known, path = {field: value for field, value in metadata.items() if value}, Path(args.output_dir) / CARD
     if isinstance(known.get("datasets"), str):
         known["datasets"] = [known["datasets"]]
+    peft_config = getattr(trainer.model, "peft_config", None)
+    adapter = peft_config and peft_config[trainer.model.active_adapter].to_dict()
     card = render_card(
         config,
         name=name or path.resolve().parent.name,
         target=target or config.target_name or trainer.target.model.name_or_path or None,
         training=training_section(trainer.state, facts),
+        adapter=adapter,
         metadata=known,
     )
     path.write_text(merge_card(read_text(path), card, wins=known), encoding="utf-8")

@@ -94,11 +94,11 @@ def prepare_corpus(
     tokenizer.save_pretrained(work / "tokenizer")
     prompts = held_out_prompts(modules, num_prompts=50, seed=recipe.seed)
     (work / "prompts.jsonl").write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), encoding="utf-8")
-    np.save(work / "train.npy", _tokenize(train, tokenizer))
-    np.save(work / "held_out.npy", _tokenize([module for module in shuffled if module.held_out], tokenizer))
+    np.save(work / "train.npy", token_stream(train, tokenizer))
+    np.save(work / "held_out.npy", token_stream([module for module in shuffled if module.held_out], tokenizer))
 
 
-def _tokenize(modules: list[Module], tokenizer) -> np.ndarray:
+def token_stream(modules: list[Module], tokenizer) -> np.ndarray:
     """All modules as one stream of ids, an end-of-text token after each."""
     pieces = []
     for start in range(0, len(modules), 256):

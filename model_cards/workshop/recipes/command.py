@@ -1,4 +1,4 @@
-"""The command `recipe`: make a target with its drafter from nothing, the bundled pair or one for SmolLM2."""
+"""The command `recipe`: make a target with its drafter from nothing, or train the bundled one for other text."""
 
 from __future__ import annotations
 
@@ -11,31 +11,34 @@ from hf_domino.cli.flags import positive_int
 EXAMPLES = """\
   python model_cards/workshop recipe pair --work pair-work --output model_cards
   python model_cards/workshop recipe smollm2 --work smollm2-work --stage target
+  python model_cards/workshop recipe adapter --work adapter-work --output adapter-work
 """
-RECIPES = ("pair", "smollm2")
+RECIPES = ("pair", "smollm2", "adapter")
 STAGES = ("target", "data", "drafter", "rows", "card")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python model_cards/workshop recipe`."""
     add = parser.add_argument
-    add("name", choices=RECIPES, help="a small target with both drafters from nothing, or a drafter for SmolLM2")
+    add("name", choices=RECIPES, help="a small target with both drafters, a drafter for SmolLM2, or an adapter")
     add("--work", type=Path, help="folder for intermediate results (default: NAME-work)")
     add("--processes", type=positive_int, default=os.cpu_count(), help="processes, one core each")
-    add("--output", type=Path, help="pair: folder it is written to, model_cards in a checkout")
+    add("--output", type=Path, help="folder of the pair, model_cards in a checkout, or of adapter.jsonl")
     add("--packages", type=Path, help="pair: folder with the corpus packages (default: install them)")
     add("--stage", choices=STAGES, help="smollm2: make this stage only, and those before it (default: all)")
     add("--text", type=Path, help="smollm2: folder with train and evaluation text that it wrote before")
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace) -> int:
     """Run `python model_cards/workshop recipe`: hours on a CPU; a stage whose result is there is not done again."""
     work = options.work or Path(f"{options.name}-work")
+    if options.name != "smollm2" and options.output is None:
+        raise ValueError("--output must be given: the folder that the pair is written to, model_cards in a checkout.")
+    if options.name == "adapter":
+        from recipes.adapter import compare_adapter
+
+        return compare_adapter(work, options.output, options.processes)
     if options.name == "pair":
-        if options.output is None:
-            raise ValueError(
-                "--output must be given: the folder that the pair is written to, model_cards in a checkout."
-            )
         from recipes.bundled import make_pair
 
         make_pair(work, options.output, options.packages, options.processes)
@@ -43,3 +46,4 @@ def run(options: argparse.Namespace) -> None:
         from recipes.smollm2 import SmolLM2Recipe
 
         SmolLM2Recipe(work, options.processes, options.text).run(options.stage)
+    return 0

@@ -154,6 +154,7 @@ def run_job(path: Path) -> Row:
         "rows": sum(1 for _ in Path(job["train_file"]).open(encoding="utf-8")),
         "tokens_seen": state["num_input_tokens_seen"],
         "parameters": drafter.num_parameters(),
+        "saved_bytes": sum(path.stat().st_size for path in folder.glob("*model*.safetensors")),
         "base_loss": losses["eval_base_loss"],
         "corrected_loss": losses["eval_corrected_loss"],
         "acceptance_length": mean["mean"],

@@ -1,7 +1,7 @@
 """Tokens a second of a target with its drafter on a GPU: growing caches, fixed shapes, and plain generation of both.
 
-    python kernels/benchmarks/pairs.py                                       # the bundled pair
-    python kernels/benchmarks/pairs.py --target work/smollm2-135m-instruct --dtype bfloat16
+    python model_cards/workshop/benchmarks/pairs.py                                       # the bundled pair
+    python model_cards/workshop/benchmarks/pairs.py --target work/smollm2-135m-instruct --dtype bfloat16
 
 On a GPU, Transformers compiles plain generation by itself where the cache is static, so that is the speed to beat. All
 methods run before they are timed, on the longest prompt first, so that no buffer grows and nothing compiles later, and

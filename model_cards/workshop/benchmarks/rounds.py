@@ -1,7 +1,7 @@
 """Milliseconds of a whole round, with random weights of a chosen size, against their floor.
 
-    python kernels/benchmarks/rounds.py                                      # Qwen3-8B's sizes, on a GPU
-    python kernels/benchmarks/rounds.py --shapes tiny --dtype float32        # on a CPU too
+    python model_cards/workshop/benchmarks/rounds.py                                      # Qwen3-8B's sizes, on a GPU
+    python model_cards/workshop/benchmarks/rounds.py --shapes tiny --dtype float32        # on a CPU too
 
 Random weights accept next to nothing, and a round costs the same whatever it accepts. The same greedy text is generated
 with stages as CUDA graphs, with the large ones compiled before that, with the same stages launched kernel by kernel,

@@ -1,4 +1,4 @@
-"""Does a vLLM server draft as we do: start it without the drafter and with it, ask, compare texts and rounds, stop.
+"""Start vLLM's server without a drafter and with it, ask it, and compare its texts and rounds with ours.
 
 A drafter that is read wrongly writes the same text in more rounds, so rounds decide as much as texts do.
 """
@@ -25,9 +25,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from hf_domino._common.refusal import refusal
 from hf_domino.evaluation.benchmark.prompts import encode
-from hf_domino.evaluation.benchmark.report import markdown_table
 from hf_domino.pair import Pair
 
 MODULE = "vllm.entrypoints.openai.api_server"  # `vllm serve` wants a package that is called vllm; CPU builds are not
@@ -165,9 +163,6 @@ def check_server(
     flags: Sequence[str],
 ) -> list[Leg]:
     """Run Transformers, our loop, and for each `at_once` a server alone and one with the drafter."""
-    most = pair.drafter.config.block_size - 1
-    if not 1 <= num_proposals <= most:
-        raise refusal("--num-proposals", f"in [1, {most}] (block_size - 1)", num_proposals, "Leave it out.")
     ids = encoded(pair, prompts)
     legs = [reference(pair, ids, max_new_tokens), reference(pair, ids, max_new_tokens, num_proposals)]
     with tempfile.TemporaryDirectory(prefix="hf_domino-serve-") as folder:
@@ -183,7 +178,7 @@ def check_server(
 
 
 def rows(legs: Sequence[Leg]) -> list[dict[str, Any]]:
-    """Make a row of JSON for each of the legs of [`check_server`]."""
+    """Make a row of JSON for each of the legs of `check_server`."""
     found = []
     for leg in legs:
         tokens = sum(map(len, leg.texts))
@@ -196,7 +191,7 @@ def rows(legs: Sequence[Leg]) -> list[dict[str, Any]]:
 
 
 def faults(legs: Sequence[Leg], dtype: str) -> list[str]:
-    """Say what is wrong with the legs of [`check_server`], a sentence each; texts are judged in fp32 alone."""
+    """Say what is wrong with the legs of `check_server`, a sentence each; texts are judged in fp32 alone."""
     plain, ours, found = legs[0], legs[1], []
     for leg in legs[len(legs) // 2 + 1 :]:
         equal, together = sum(map(list.__eq__, leg.texts, plain.texts)), f"With {leg.at_once} at once"
@@ -207,13 +202,3 @@ def faults(legs: Sequence[Leg], dtype: str) -> list[str]:
         if dtype == EXACT and leg.rounds > (1 + MOST_MORE_ROUNDS) * ours.rounds:
             found.append(f"{together} the server needed {leg.rounds} rounds, we {ours.rounds}: it drafts otherwise.")
     return found
-
-
-def report(legs: Sequence[Leg], dtype: str) -> str:
-    """Write the legs of [`check_server`] as a table, with what is wrong with them."""
-    fields = ["at_once", "texts", "equal_to_transformers", "equal_to_server", "rounds", "acceptance_length"]
-    fields.append("tokens_per_second")
-    body = [[row["name"], *(f"{row[field] or 0:.4g}" for field in fields)] for row in rows(legs)]
-    fine = "The server drafts as we do." if dtype == EXACT else f"Texts and rounds are judged in {EXACT}."
-    heads = [field.replace("_", " ") for field in fields]
-    return "\n".join([markdown_table(heads, body), *(faults(legs, dtype) or [fine])])

@@ -10,7 +10,7 @@ import torch
 @pytest.fixture
 def rounds(monkeypatch):
     """The module of the command."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "kernels" / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "model_cards" / "workshop" / "benchmarks"))
     import rounds
 
     return rounds

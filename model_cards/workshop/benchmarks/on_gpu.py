@@ -1,7 +1,7 @@
 """Everything that needs a GPU, in one command: tests, kernels, the whole head, whole rounds, the bundled pair.
 
-    python kernels/benchmarks/on_gpu.py --output rows            # about 10 minutes on an H100
-    python kernels/benchmarks/on_gpu.py --output rows --dry-run  # tiny sizes, on a CPU too
+    python model_cards/workshop/benchmarks/on_gpu.py --output rows            # about 10 minutes on an H100
+    python model_cards/workshop/benchmarks/on_gpu.py --output rows --dry-run  # tiny sizes, on a CPU too
 
 Rows are written to the folder, one file a step; what a step prints goes to the terminal. A step that fails, or runs
 past its limit, does not keep the others from running, and makes the command fail at the end.
@@ -16,7 +16,8 @@ import sys
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+BENCHMARKS = Path(__file__).parent
+ROOT = BENCHMARKS.parents[2]
 KERNELS = ("correct_and_choose", "gru_step", "head", "lanes")
 STEPS = ("tests", *KERNELS, "round", "trees", "pair")
 
@@ -31,19 +32,14 @@ def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
     tests = ["-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")]
     commands = {"tests": [*tests, "--collect-only"] if is_dry else tests}
     for kernel in KERNELS:
-        commands[kernel] = [
-            str(ROOT / "kernels" / "benchmarks" / f"{kernel}.py"),
-            "--rows",
-            str(output / f"{kernel}.jsonl"),
-        ]
+        commands[kernel] = [str(BENCHMARKS / f"{kernel}.py"), "--rows", str(output / f"{kernel}.jsonl")]
         commands[kernel] += ["--dry-run"] * is_dry
     tiny = ["--shapes", "tiny", "--context", "16", "--rounds", "16", "--repeats", "1"] * is_dry
-    benchmarks = ROOT / "kernels" / "benchmarks"
-    rounds = [str(benchmarks / "rounds.py"), *tiny]
+    rounds = [str(BENCHMARKS / "rounds.py"), *tiny]
     commands["round"] = [*rounds, "--rows", str(output / "rounds.jsonl")]
     commands["trees"] = [*rounds, "--tree-size", "16", "--rows", str(output / "trees.jsonl")]
     few = ["--num-prompts", "1", "--max-new-tokens", "8", "--without", "drafter, static, compiled"] if is_dry else []
-    commands["pair"] = [str(benchmarks / "pairs.py"), "--rows", str(output / "pairs.jsonl"), *few]
+    commands["pair"] = [str(BENCHMARKS / "pairs.py"), "--rows", str(output / "pairs.jsonl"), *few]
     return commands
 
 

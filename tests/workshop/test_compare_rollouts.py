@@ -5,7 +5,7 @@ import runpy
 import sys
 from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "kernels" / "benchmarks" / "compare_rollouts.py"
+SCRIPT = Path(__file__).parents[2] / "model_cards" / "workshop" / "benchmarks" / "compare_rollouts.py"
 
 
 def test_dry_run(tmp_path, monkeypatch):

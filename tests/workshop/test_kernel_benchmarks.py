@@ -15,7 +15,7 @@ import torch
 
 from domino_kernels.dispatch import has_triton
 
-FOLDER = Path(__file__).parents[2] / "kernels" / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "model_cards" / "workshop" / "benchmarks"
 SCRIPTS = {
     "correct_and_choose": ["vocabulary", "vocabulary, sampled", "pool"],
     "gru_step": ["ids", "embeddings"],

@@ -1,6 +1,6 @@
 """The rollout on a CPU at the head shapes of Qwen3-8B: ours against two published schemes, re-derived here.
 
-    python kernels/benchmarks/compare_rollouts.py --rows rollouts.jsonl
+    python model_cards/workshop/benchmarks/compare_rollouts.py --rows rollouts.jsonl
 
 Four ways to choose the 16 proposals of a block from the same base logits (the lm_head is not counted):
 

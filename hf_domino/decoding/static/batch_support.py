@@ -1,0 +1,65 @@
+"""Which targets can verify a batch in fixed shape: each is tried once.
+
+Its attention must follow a mask `[B, 1, W, S]` of its own for each sequence, and its positions must be the ones it is
+given. Transformers does not say of a model whether that is so.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from transformers import Cache, PreTrainedModel
+
+from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.static.fixed_caches import FixedCache, set_first
+from hf_domino.decoding.static.stages import batch_masks
+from hf_domino.decoding.tree_support import TOLERANCE, distance
+from hf_domino.target.view import input_device, rounded_to
+
+LENGTHS = (3, 5)  # of the two sequences that a target is tried with, before a block of
+WIDTH = 2
+
+_tried: weakref.WeakKeyDictionary[PreTrainedModel, str | None] = weakref.WeakKeyDictionary()
+
+
+def why_one_sequence(target: PreTrainedModel, like: Cache) -> str | None:
+    """Why a target cannot verify batches in fixed shape; None where it can.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        like (`Cache`): The static cache that `generate` has prepared.
+    """
+    if target not in _tried:
+        try:
+            _tried[target] = _try(target, like)
+        except Exception as error:  # whatever a target makes of such inputs
+            _tried[target] = f"the target does not take such a batch: {type(error).__name__}: {error}"
+    return _tried[target]
+
+
+@torch.no_grad()
+def _try(target: PreTrainedModel, like: Cache) -> str | None:
+    """Verify the ends of two texts in a batch; why not, where the logits are others than of each text by itself."""
+    device, longest = input_device(target), max(LENGTHS)
+    text = torch.arange(1, longest + WIDTH + 1, device=device)
+    # From all over the vocabulary: the first ones are often special tokens.
+    text = text * (target.config.get_text_config().vocab_size // (len(text) + 1))
+    texts = torch.stack((text, text.flip(0)))  # [2, T]
+    starts = torch.tensor(LENGTHS, device=device)[:, None]
+    cache = FixedCache(like, longest + WIDTH, device, len(texts))
+    cache.is_batch = True
+    positions = torch.arange(longest, device=device).expand(len(texts), -1)
+    target(input_ids=texts[:, :longest], position_ids=positions, **{CACHE: cache}, use_cache=True)
+    set_first(cache.lengths, LENGTHS)
+    places = starts + torch.arange(WIDTH, device=device)
+    masks = batch_masks(target, cache, starts, WIDTH)
+    inputs = {"input_ids": texts.gather(1, places), "position_ids": places, CACHE: cache}
+    logits = target(**inputs, attention_mask=masks, use_cache=True).logits
+    for row, length in enumerate(LENGTHS):
+        end = length + WIDTH
+        expected = target(input_ids=texts[row : row + 1, :end], use_cache=False).logits[0, length:]
+        difference = distance(logits[row], expected)
+        if not difference <= TOLERANCE.get(rounded_to(target), 0.0):
+            return f"the target's logits in a batch differ by {difference:.2g} standard deviations"
+    return None

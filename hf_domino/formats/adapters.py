@@ -1,0 +1,137 @@
+"""PEFT adapters of drafters, as `PeftModel.save_pretrained` writes them: found, loaded and merged.
+
+An adapter's folder has no config.json. It names the drafter that it belongs to, and `target.json` beside it names the
+target that it was trained for, where a training of this package wrote it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from hf_domino._common.refusal import refusal
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.formats.fields import StoredConfig
+from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_loaded, interpret, shown
+from hf_domino.formats.source import ADAPTER_CONFIG, AGAIN, CONFIG, check_source, find_file, read_config, read_object
+from hf_domino.target.identity import TargetIdentity
+
+PREFIX = "base_model.model."  # of names in an adapter's file
+TARGET_FILE = "target.json"
+ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors", TARGET_FILE)
+WHOLE_FILES = (CONFIG, "model*.safetensors", "model.safetensors.index.json")
+BASE = "base_model_name_or_path"
+# What is said about the Hub for the adapter and holds for its drafter, too.
+_OF_BOTH = ("cache_dir", "force_download", "proxies", "token")
+
+
+def base_of(name: str | os.PathLike, download: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Find the drafter that an adapter belongs to.
+
+    Args:
+        name (`str` or `PathLike`): The adapter's folder or Hub name.
+        download (`Mapping[str, Any]`): Arguments of `from_pretrained` for the adapter's download.
+
+    Returns:
+        `tuple[str, dict]`: The drafter's folder or Hub name, and the arguments for its download.
+
+    Raises:
+        ValueError: If the adapter names no other drafter, or one that is not there.
+    """
+    path = find_file(name, ADAPTER_CONFIG, dict(download))
+    assert path is not None  # who asks has found no config.json
+    base = read_object(path).get(BASE)
+    field = f"{BASE} in {ADAPTER_CONFIG} of {os.fspath(name)}"
+    is_itself = isinstance(base, str) and Path(base).is_dir() and Path(base).samefile(path.parent)
+    if not isinstance(base, str) or not base or is_itself:
+        remedy = f"Load the drafter, and then drafter.load_adapter({os.fspath(name)!r})."
+        raise refusal(field, "the drafter's folder or Hub name", base, remedy)
+    of_base = {key: download[key] for key in _OF_BOTH if key in download}
+    if not os.path.isdir(name) and "local_files_only" in download:
+        of_base["local_files_only"] = download["local_files_only"]
+    check_source(base, field, **of_base)
+    return base, of_base
+
+
+def stored_config(name: str | os.PathLike, download: Mapping[str, Any]) -> StoredConfig:
+    """Read config.json of a model, or of the one that an adapter belongs to."""
+    stored = read_config(name, dict(download))
+    return stored_config(*base_of(name, download)) if stored is None else stored
+
+
+def drafter_config(name: str | os.PathLike) -> DominoConfig:
+    """Read the configuration of a drafter or an adapter, a folder or a Hub name, without its weights."""
+    config = interpret(stored_config(name, {}))[1]
+    if read_config(name, {}) is None:
+        _record_target(config, name, {})
+    return config
+
+
+def load_adapted(load: Callable[..., Any], name: str | os.PathLike, *args: Any, **arguments: Any) -> tuple[Any, Any]:
+    """Load an adapter's drafter and merge the adapter into its weights.
+
+    Args:
+        load (`Callable`): `DominoDraftModel.from_pretrained`, which also loads a drafter that is an adapter itself.
+        name (`str` or `PathLike`): The adapter's folder or Hub name.
+        args, arguments: Those of `from_pretrained`.
+
+    Returns:
+        `tuple`: The drafter, and what Transformers says of loading it.
+    """
+    download = {key: arguments.pop(key) for key in DOWNLOAD_ARGUMENTS if key in arguments}
+    base, of_base = base_of(name, download)
+    arguments.pop("use_safetensors", None)
+    drafter, info = load(base, *args, **arguments, **of_base, output_loading_info=True)
+    drafter = _merge(drafter, os.fspath(name), download)
+    _record_target(drafter.config, name, download)
+    drafter.name_or_path = drafter.config.name_or_path = os.fspath(name)
+    return drafter, info
+
+
+def _merge(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
+    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+
+    field = f"the adapter {name}"
+    try:
+        tensors = load_peft_weights(name, device="cpu", **download)
+        # On the meta device first: nothing is made in sizes that only its configuration tells.
+        adapted = PeftModel.from_pretrained(drafter, name, low_cpu_mem_usage=True, **download)
+        described = set(get_peft_model_state_dict(adapted))
+        merged = None if described != set(tensors) else adapted.merge_and_unload()
+    except Exception as error:  # PEFT's own, of any class, name neither the file nor the field
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise refusal(field, "one that PEFT can merge into its drafter", reason, AGAIN) from error
+    if merged is None:
+        lost, word = described - set(tensors), "without"
+        if not lost:
+            lost, word = set(tensors) - described, "with"
+        value = f"a file {word} {shown(sorted(one.removeprefix(PREFIX) for one in lost))}"
+        raise refusal(field, "of the tensors that its configuration describes", value, AGAIN)
+    check_loaded(tensors, missing=())
+    merged.__dict__.pop("peft_config", None)
+    return merged.requires_grad_(True)
+
+
+def finish_saving(folder: str | os.PathLike, config: DominoConfig, is_adapter: bool) -> None:
+    """Write an adapter's target beside it, and delete what an earlier training of the other form left in the folder.
+
+    Args:
+        folder (`str` or `PathLike`): Where a drafter or an adapter was saved.
+        config (`DominoConfig`): The drafter's, which names the target.
+        is_adapter (`bool`): Whether an adapter was saved, and not a whole drafter.
+    """
+    for pattern in WHOLE_FILES if is_adapter else ADAPTER_FILES:
+        for path in Path(folder).glob(pattern):
+            path.unlink()
+    if is_adapter and (target := TargetIdentity.recorded_in(config)):
+        Path(folder, TARGET_FILE).write_text(json.dumps(target.to_dict(), indent=2) + "\n", encoding="utf-8")
+
+
+def _record_target(config: DominoConfig, name: str | os.PathLike, download: Mapping[str, Any]) -> None:
+    """Let a configuration name the target of the adapter, where its folder does."""
+    path = find_file(name, TARGET_FILE, dict(download))
+    if path is not None and (target := TargetIdentity.from_dict(read_object(path))):
+        target.record_in(config)

@@ -1,0 +1,173 @@
+"""Batches in fixed shape give what plain generation gives, launched one by one and played from recordings alike."""
+
+from __future__ import annotations
+
+import families
+import pytest
+import torch
+from builders import left_padded
+from oracle import faults, tree_faults
+from recorded_graphs import recorded_graphs
+from test_families import FAMILIES, PROMPT, build
+
+import hf_domino
+from hf_domino._common.cache_name import CACHE
+from hf_domino.integration import assisted_call
+
+STATIC = {"cache_implementation": "static"}
+GREEDY = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
+SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_k": 20}
+PROMPTS = [PROMPT[0, :5], PROMPT[0], PROMPT[0, 3:12], PROMPT[0, :7].flip(0), PROMPT[0, 2:4]]
+QUICK = "Mistral", "Gemma3", "GPT2"  # windows, two kinds of masks, learned positions
+
+
+@pytest.fixture
+def recorded():
+    with recorded_graphs() as made:
+        yield made
+    hf_domino.release_workspaces()
+
+
+@pytest.fixture(scope="module")
+def target():
+    return build("Mistral")
+
+
+def both(target, drafter, count, seed=3, **options):
+    """Texts of a batch, of plain generation and in fixed shape."""
+    ids, mask = left_padded(PROMPTS[:count])
+    found = []
+    for extra in ({}, STATIC | {"assistant_model": drafter}):
+        torch.manual_seed(seed)
+        found.append(target.generate(ids, attention_mask=mask, **options, **extra).tolist())
+    return found
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(family, marks=() if family in QUICK else pytest.mark.slow) for family in FAMILIES]
+)
+def test_every_family_writes_plain_text(family, make_drafter, recorded):
+    target = build(family)
+    ids, mask = left_padded(PROMPTS[:3])
+    plain = target.generate(ids, attention_mask=mask, **GREEDY)
+    with faults(plain.tolist(), target.config.get_text_config().vocab_size):  # all acceptance lengths occur
+        text = target.generate(ids, attention_mask=mask, assistant_model=make_drafter(target), **GREEDY, **STATIC)
+    assert text.tolist() == plain.tolist()
+
+
+@pytest.mark.parametrize("count", [2, 5])
+@pytest.mark.parametrize(
+    "options",
+    [
+        GREEDY,
+        SAMPLED,
+        SAMPLED | {"repetition_penalty": 1.3, "min_new_tokens": 4},
+        GREEDY | {"no_repeat_ngram_size": 3, "prompt_lookup_num_tokens": 4},
+    ],
+    ids=["greedy", "sampled", "penalty", "n-grams and lookup"],
+)
+def test_sequences_of_any_length_end_one_by_one(target, make_drafter, recorded, count, options):
+    plain = {name: value for name, value in options.items() if name != "prompt_lookup_num_tokens"}
+    first, _ = both(target, None, count, **plain)[0], None
+    ends = [first[0][25], first[1][22]]
+    drafter = make_drafter(target)
+    ids, mask = left_padded(PROMPTS[:count])
+    texts = []
+    for extra in (plain, options | STATIC | {"assistant_model": drafter}):
+        torch.manual_seed(3)
+        texts.append(target.generate(ids, attention_mask=mask, **(extra | {"eos_token_id": ends})).tolist())
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("method", ["domino", "dflash", "dspark", "dflash2"])
+def test_drafts_are_those_of_growing_batches(target, make_drafter, recorded, method):
+    drafter = make_drafter(target, projector_type=method)
+    ids, mask = left_padded(PROMPTS[:3])
+    lengths = []
+    for cache in ({}, STATIC):
+        target.generate(ids, attention_mask=mask, assistant_model=drafter, **GREEDY, **cache)
+        lengths.append(drafter.stats.acceptance_lengths)
+    assert lengths[0] == lengths[1]
+    if method == "domino":
+        assert max(max(row) for row in lengths[0]) > 1
+
+
+def test_trees_of_a_batch(target, make_drafter, recorded):
+    drafter = make_drafter(target, draft_tree_size=12)
+    ids, mask = left_padded(PROMPTS[:3])
+    plain = target.generate(ids, attention_mask=mask, **GREEDY)
+    with tree_faults(plain.tolist(), target.config.vocab_size, 12):
+        text = target.generate(ids, attention_mask=mask, assistant_model=drafter, **GREEDY, **STATIC)
+    assert text.tolist() == plain.tolist()
+    assert drafter.stats.tree_size == 12
+    assert max(max(row) for row in drafter.stats.rows) > 2
+
+
+def test_few_stages_are_captured_and_later_calls_capture_none(target, make_drafter, recorded):
+    drafter = make_drafter(target)
+    for count, num_captured in ((5, None), (5, None), (3, None), (2, None), (1, None)):
+        plain, text = both(target, drafter, count, eos_token_id=11, **GREEDY)
+        assert text == plain
+        assert len(recorded) == 1  # one set of buffers for batches of all sizes
+        found = recorded[0].num_captured
+        assert num_captured is None or found == num_captured
+    assert recorded[0].num_captured <= 20  # four stages of 1, 2, 4 and 8 sequences, and the context alone
+
+
+def test_scores_of_a_batch(target, make_drafter, recorded):
+    options = GREEDY | {"output_scores": True, "output_logits": True, "return_dict_in_generate": True}
+    ids, mask = left_padded(PROMPTS[:3])
+    plain = target.generate(ids, attention_mask=mask, **options)
+    found = target.generate(ids, attention_mask=mask, assistant_model=make_drafter(target), **options, **STATIC)
+    assert found.sequences.tolist() == plain.sequences.tolist()
+    for name in ("scores", "logits"):
+        torch.testing.assert_close(torch.stack(found[name]), torch.stack(plain[name]), atol=1e-4, rtol=1e-4)
+
+
+def test_embeddings_as_prompts(target, make_drafter, recorded):
+    ids, mask = left_padded(PROMPTS[:3])
+    embeds = target.get_input_embeddings()(ids)
+    plain = target.generate(inputs_embeds=embeds, attention_mask=mask, **GREEDY)
+    options = GREEDY | STATIC | {"assistant_model": make_drafter(target)}
+    assert target.generate(inputs_embeds=embeds, attention_mask=mask, **options).tolist() == plain.tolist()
+
+
+def test_a_target_that_does_not_tell_sequences_apart_is_refused_by_name(make_drafter):
+    """Bloom counts positions by a mask of its own, of which the first sequence's length would serve all."""
+    target = families.build("bloom")
+    ids, mask = left_padded(PROMPTS[:3])
+    with pytest.raises(ValueError, match="batch size with cache_implementation='static' must be 1, got 3"):
+        target.generate(ids, attention_mask=mask, assistant_model=make_drafter(target), **GREEDY, **STATIC)
+
+
+def test_a_batch_in_fixed_shape_leaves_an_empty_cache(target, make_drafter, recorded):
+    ids, mask = left_padded(PROMPTS[:3])
+    options = GREEDY | STATIC | {"assistant_model": make_drafter(target), "return_dict_in_generate": True}
+    found = target.generate(ids, attention_mask=mask, **options)
+    assert found.sequences.shape == (3, ids.shape[1] + 20)
+
+
+def test_a_device_that_prefers_it_runs_in_fixed_shape_by_default(target, make_drafter, monkeypatch, recorded):
+    """As on a GPU. What a call cannot have in fixed shape grows, and the statistics say why."""
+    monkeypatch.setattr(assisted_call, "prefers_fixed_shape", lambda input_ids: True)
+    drafter, ids = make_drafter(target), PROMPT
+    plain = target.generate(ids, **GREEDY)
+    assert target.generate(ids, assistant_model=drafter, **GREEDY).tolist() == plain.tolist()
+    assert recorded[0].num_captured
+    assert drafter.stats.why_growing is None
+    made = len(recorded)
+    returned = target.generate(ids, assistant_model=drafter, return_dict_in_generate=True, **GREEDY)
+    for options, reason in (
+        ({"return_dict_in_generate": True, "output_hidden_states": True}, "output_hidden_states"),
+        ({CACHE: returned[CACHE]}, "a cache of its own"),
+    ):
+        prompt = returned.sequences if CACHE in options else ids
+        target.generate(prompt, assistant_model=drafter, **GREEDY, **options)
+        assert reason in drafter.stats.why_growing
+        assert reason in str(drafter.stats)
+    eagle = make_drafter(target, projector_type="eagle3")
+    assert target.generate(ids, assistant_model=eagle, **GREEDY).tolist() == plain.tolist()
+    assert "cache_implementation='static'" in eagle.stats.why_growing
+    target.generate(ids, assistant_model=drafter, cache_implementation="dynamic", **GREEDY)
+    assert drafter.stats.why_growing is None
+    assert len(recorded) == made

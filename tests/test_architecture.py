@@ -47,7 +47,7 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield every imported dotted name, those for type checkers too, with whether it stands at the top of the module."""
+    """Yield every imported dotted name, also for type checkers, with whether it is at the top of the module."""
     tree = parsed(path)
     for node in ast.walk(tree):
         top = node in tree.body

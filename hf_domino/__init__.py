@@ -14,15 +14,14 @@ from hf_domino.integration.default_drafter import Attached, attached, detach, pl
 from hf_domino.integration.patch import attach, install, is_installed, uninstall
 
 if TYPE_CHECKING:
-    from hf_domino.configuration import DominoConfig
     from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
     from hf_domino.decoding.static.workspace import release_workspaces
-    from hf_domino.drafter.modeling import DominoDraftModel, recycling
-    from hf_domino.drafter.phases import timed_phases
-    from hf_domino.drafter.stats import DecodingStats
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
     from hf_domino.integration.grammar import AllowedByGrammar
+    from hf_domino.methods import DominoConfig, DominoDraftModel, recycling
+    from hf_domino.statistics.phases import timed_phases
+    from hf_domino.statistics.stats import DecodingStats
 
 __all__ = [
     "AllowedByGrammar",
@@ -55,16 +54,16 @@ _LATER = {
     "WidthProbe": "evaluation.check",
     "check_fit": "evaluation.check",
     "probe_width": "evaluation.check",
-    "DominoConfig": "configuration",
+    "DominoConfig": "methods",
     "DominoCandidateGenerator": "decoding.candidate_generator",
     "release_workspaces": "decoding.static.workspace",
-    "DominoDraftModel": "drafter.modeling",
+    "DominoDraftModel": "methods",
     "Round": "evaluation.explain",
     "explain_round": "evaluation.explain",
     "AllowedByGrammar": "integration.grammar",
-    "DecodingStats": "drafter.stats",
-    "timed_phases": "drafter.phases",
-    "recycling": "drafter.modeling",
+    "DecodingStats": "statistics.stats",
+    "timed_phases": "statistics.phases",
+    "recycling": "methods",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

@@ -17,8 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_domino._common.refusal import refusal
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import check_file, read_records
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
+from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.loading import AutoTarget
 
@@ -146,7 +146,7 @@ def load_pair(
         folder=folder,
         target=model,
         tokenizer=tokenizer,
-        drafters={f"{name} ({one.config.kind.title})": one for name, one in zip(names, loaded, strict=True)},
+        drafters={f"{name} ({one.config.title})": one for name, one in zip(names, loaded, strict=True)},
         assistant=assistant and load(AutoModelForCausalLM, assistant),
     )
 

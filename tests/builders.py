@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from transformers import PreTrainedModel
 
@@ -33,8 +35,8 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
         overrides: Fields of `DominoConfig` to set in place of the tiny defaults.
     """
     from hf_domino import DominoConfig, DominoDraftModel
-    from hf_domino.kinds import KINDS
-    from hf_domino.kinds.backbone import ZeroLinear
+    from hf_domino.configuration.registry import METHODS, all_fields
+    from hf_domino.methods.backbone import ZeroLinear
 
     fields = {
         "num_hidden_layers": 2,
@@ -47,8 +49,9 @@ def build_drafter(target: PreTrainedModel, **overrides) -> PreTrainedModel:
         "draft_length": "full",
         "initializer_range": 0.2,
     } | overrides
-    kind = KINDS[fields.get("projector_type", "domino")]
-    fields = {name: value for name, value in fields.items() if name not in kind.unread} | kind.fixed
+    method = METHODS[fields.get("projector_type", "domino")].config_class
+    own = {field.name for field in dataclasses.fields(method)}.difference(method.unread)
+    fields = {name: value for name, value in fields.items() if name in own or name not in all_fields()} | method.fixed
     torch.manual_seed(SEED + 1)
     drafter = DominoDraftModel(DominoConfig.for_target(target.config, **fields)).eval()
     for name, module in drafter.named_modules():

@@ -9,8 +9,9 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from hf_domino.cards.methods import SAID, Said
 from hf_domino.cards.sections import mark
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.engines import ENGINES
 from hf_domino.formats.exporting import refusals, stored_config
 
@@ -56,17 +57,19 @@ def render_card(
         tags += ["peft", str(getattr(adapter["peft_type"], "value", adapter["peft_type"])).lower()]
     known = {"base_model": target if on_hub else None, "library_name": LIBRARY} | extra
     sections = {"training": training, "results": results}
+    method = SAID.get(config.projector_type, Said(config.title))
     card = ModelCard.from_template(
         ModelCardData(**known, tags=tags),
         template_path=str(TEMPLATE),
         config=config,
+        method=method,
         base=base if is_hub_name(base) else base and Path(base).name,
         title=name.rpartition("/")[2],
         name=name,
         target=target if on_hub or target is None else Path(target).name,
         on_hub=on_hub,
         engines=_engines(config),
-        papers=[(PAPERS / f"{paper}.bib").read_text(encoding="utf-8").strip() for paper in config.kind.papers],
+        papers=[(PAPERS / f"{paper}.bib").read_text(encoding="utf-8").strip() for paper in method.papers],
         sections={section: mark(section, text) for section, text in sections.items() if text},
     )
     return f"{card}\n"
@@ -79,7 +82,7 @@ def is_hub_name(name: str | None) -> bool:
 
 def _engines(config: DominoConfig) -> list[str]:
     """Say in a line for each engine whether it accepts an export of the drafter; none if the kind has no export."""
-    if "export" in config.kind.lacks:
+    if "export" in config.lacks:
         return []
     try:
         found = refusals(stored_config(config))

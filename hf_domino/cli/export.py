@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino export`."""
     from hf_domino.cards.render import is_hub_name
-    from hf_domino.drafter.modeling import DominoDraftModel
     from hf_domino.formats.engines import ENGINES
+    from hf_domino.methods import DominoDraftModel
     from hf_domino.pair import find_drafter, find_target
 
     check_writable(options.output, "--output")

@@ -1,5 +1,1 @@
-"""A drafter's configuration, and what it takes from its target's."""
-
-from hf_domino.configuration.domino_config import DominoConfig
-
-__all__ = ["DominoConfig"]
+"""A drafter's configuration, what it takes from its target's, and the registry of methods."""

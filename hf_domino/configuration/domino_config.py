@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any
@@ -11,11 +12,12 @@ from transformers import PreTrainedConfig
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration.checks import ADAPTIVE, SLIDING, check_fields, fields_of
+from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of, refuse_fields_of_others
 from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, fields_from_target
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.kind import Kind
+from hf_domino.configuration.method import MethodFacts
+from hf_domino.configuration.registry import METHODS, all_fields
 
+ARCHITECTURE = "DominoDraftModel"  # in every file, whichever method it is of
 # In files of before, and read over.
 GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
 # What Transformers gives to any configuration or stores in it, beside the fields of its base class; and the old name of
@@ -33,10 +35,12 @@ END_AS_MASK = (
 
 
 @strict
-class DominoConfig(PreTrainedConfig):
-    """Configuration of a Domino drafter (arXiv 2605.29707), or of another kind.
+class DominoConfig(MethodFacts, PreTrainedConfig):
+    """Configuration of a drafter, whose method is its `projector_type`.
 
-    The defaults are the shape of the released Qwen3-8B drafter. Use [`~DominoConfig.for_target`] for another target.
+    `DominoConfig(projector_type="dspark", ...)`, `from_pretrained` and [`~DominoConfig.for_target`] give an instance of
+    the method's own subclass, which adds the fields of that method. The defaults are the shape of the released Qwen3-8B
+    drafter. Use [`~DominoConfig.for_target`] for another target.
 
     Args:
         vocab_size (`int`, *optional*, defaults to 151936): Rows of the target's embeddings.
@@ -52,20 +56,7 @@ class DominoConfig(PreTrainedConfig):
         rms_norm_eps (`float`, *optional*, defaults to 1e-6): Epsilon of the RMS norms.
         rope_parameters (`dict`, *optional*): Rotary embedding, as in Transformers; `rope_type` is one of `"default"`,
             `"linear"`, `"yarn"`, `"llama3"`. Defaults to `rope_theta` 10,000.
-        layer_types (`list[str]`, *optional*): `"full_attention"` or `"sliding_attention"` for each layer; None for full
-            attention throughout.
-        sliding_window (`int`, *optional*): Positions that a query of a sliding layer sees, its own included.
-        sliding_window_non_causal (`bool`, *optional*, defaults to `False`): Whether a sliding layer's queries also see
-            what is behind them in their block, as those of other layers do.
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
-        conv_kernel_size (`int`, *optional*): Positions that convolutions around attention and MLPs of a block's layers
-            sum up, in `[1, block_size]`; None for none.
-        conv_group_size (`int`, *optional*, defaults to 16): Numbers of a state that share a kernel.
-        input_embedding_scale (`float`, *optional*): Factor of the embeddings that a block's
-            backbone reads; None for the target's own, if it has one.
-        output_multiplier (`float`, *optional*): Factor of a block's base logits; where this or the
-            next is given, neither scale nor cap of the target's logits is applied.
-        final_logit_softcapping (`float`, *optional*): Soft cap of them.
         block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
         mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
         num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None where a checkpoint
@@ -74,30 +65,11 @@ class DominoConfig(PreTrainedConfig):
             `[0, num_target_layers - 1]`, of which the last is read after the final norm. Defaults to the releases' rule
             for a new drafter; files must tell them, but one of EAGLE-3 may leave them to the target that it meets.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
-        projector_type (`str`, *optional*, defaults to `"domino"`): `"domino"`, `"dflash"` for no correction head,
-            `"dspark"` for one that reads the token before (arXiv 2607.05147), `"dflash2"` for one that chooses among
-            the likeliest tokens by it, or `"eagle3"` for a layer that reads its own drafts (arXiv 2503.01840), at most
-            `block_size` of them. One needs no training, [`recycling`].
-        emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
-        gru_hidden_dim (`int`, *optional*, defaults to 1024): Width of the prefix state.
-        markov_rank (`int`, *optional*, defaults to 256): Of DSpark, as are the next three: rank of its head.
-        markov_head_type (`str`, *optional*, defaults to `"vanilla"`): `"vanilla"`, `"gated"` by the draft hidden state,
-            or `"rnn"` with a state along the block.
-        enable_confidence_head (`bool`, *optional*, defaults to `False`): Whether it has a confidence head, which
-            [`explain_round`] shows and no training here trains.
-        confidence_head_with_markov (`bool`, *optional*, defaults to `True`): Whether that reads the token before, too.
-        selector_rank (`int`, *optional*, defaults to 256): Of DFlash 2: rank of its head.
-        selector_top_k (`int`, *optional*, defaults to 16): Likeliest tokens that it chooses among.
+        projector_type (`str`, *optional*, defaults to `"domino"`): The method of drafting: `"domino"`, `"dflash"`,
+            `"dspark"`, `"dflash2"`, `"eagle3"`, `"recycling"`, or one that was registered.
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).
-        norm_before_residual (`bool`, *optional*, defaults to `False`): Of EAGLE-3, as are the next five: whether its
-            layer adds to the normed state.
-        norm_before_fc (`bool`, *optional*, defaults to `False`): Whether captured states are normed together.
-        fc_norm (`bool`, *optional*, defaults to `False`): Whether captured states are normed each.
-        norm_output (`bool`, *optional*, defaults to `False`): Whether the state that goes on is the normed one.
-        own_embeddings (`bool`, *optional*, defaults to `False`): Whether embeddings are its own, not the target's.
-        own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
         draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
             position, which is faster and hardly changes them; None for the whole vocabulary.
         draft_vocab_size (`int`, *optional*): Drafts are chosen among this many of the target's tokens, in
@@ -144,37 +116,15 @@ class DominoConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
     rope_parameters: dict | None = None
-    layer_types: list[str] | None = None
-    sliding_window: int | None = None
-    sliding_window_non_causal: bool = False
     attention_dropout: float | int = 0.0
-    conv_kernel_size: int | None = None
-    conv_group_size: int = 16
-    input_embedding_scale: float | int | None = None
-    output_multiplier: float | int | None = None
-    final_logit_softcapping: float | int | None = None
     block_size: int = 16
     mask_token_id: int = 151669
     num_target_layers: int | None = 36
     target_layer_ids: list[int] | None = None
     target_model_type: str | None = None
     projector_type: str = "domino"
-    emb_dim: int = 256
-    gru_hidden_dim: int = 1024
-    markov_rank: int = 256
-    markov_head_type: str = "vanilla"
-    enable_confidence_head: bool = False
-    confidence_head_with_markov: bool = True
-    selector_rank: int = 256
-    selector_top_k: int = 16
     pure_draft_prefix_len: int = 0
     shift_label: bool = True
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-    own_embeddings: bool = False
-    own_lm_head: bool = False
     draft_pool_size: int | None = 128
     draft_vocab_size: int | None = None
     draft_length: str = "adaptive"
@@ -188,11 +138,16 @@ class DominoConfig(PreTrainedConfig):
     eos_token_id: int | list[int] | None = None
     pad_token_id: int | None = None
 
+    def __new__(cls, *args: Any, **given: Any) -> DominoConfig:
+        """Make a configuration of the method that `projector_type` names."""
+        return super().__new__(cls.of_method(given.get("projector_type", cls.projector_type)))
+
     def __post_init__(self, **kwargs):
         if self.target_layer_ids is None and isinstance(self.num_target_layers, int):  # another is refused by `check`
-            self.target_layer_ids = self.kind.layer_ids(self.num_target_layers)
-        told = {name for name, value in kwargs.items() if value not in (None, False)}
-        self.refuse_unknown(sorted(told - OF_TRANSFORMERS))
+            self.target_layer_ids = self.choose_layers(self.num_target_layers)
+        given = {name: value for name, value in kwargs.items() if value not in (None, False)}
+        self.refuse_unknown(sorted(given.keys() - OF_TRANSFORMERS - all_fields().keys()))
+        refuse_fields_of_others(self, kwargs)
         theta = kwargs.pop("rope_theta", None)
         base = {"rope_theta": DEFAULT_ROPE_THETA if theta is None else theta}
         self.rope_parameters = base | (self.rope_parameters or {"rope_type": "default"})
@@ -201,10 +156,26 @@ class DominoConfig(PreTrainedConfig):
             raise refusal("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
-        for name in GONE:
+        for name in (*GONE, *all_fields()):
             kwargs.pop(name, None)
         super().__post_init__(**kwargs)
         self.check()
+
+    @classmethod
+    def of_method(cls, projector_type: Any) -> type[DominoConfig]:
+        """The configuration class of a method; of this one, where this is not [`DominoConfig`] itself.
+
+        Args:
+            projector_type (`str`): Its name.
+
+        Raises:
+            ValueError: If there is no such method.
+        """
+        if cls is not DominoConfig:
+            return cls
+        if projector_type not in tuple(METHODS):
+            raise ValueError(f"projector_type must be one of {tuple(METHODS)}, got {projector_type!r}.")
+        return METHODS[projector_type].config_class
 
     def check(self) -> None:
         """Check all fields again, as after one was set.
@@ -213,6 +184,32 @@ class DominoConfig(PreTrainedConfig):
             ValueError: If a field is out of its range; the message names the field, its range and its value.
         """
         check_fields(self)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors that the configuration describes, by name; none of them is made."""
+        return METHODS[self.projector_type].shapes(self)
+
+    def changed(self, **changes: Any) -> DominoConfig:
+        """A copy with some fields changed; with `projector_type` a configuration of that method.
+
+        Args:
+            changes: Fields, which are checked. New ones of another method are as in a new drafter for this target.
+
+        Raises:
+            ValueError: If a field is unknown, of another method or out of its range.
+        """
+        result = copy.deepcopy(self)
+        method = DominoConfig.of_method(changes.get("projector_type", self.projector_type))
+        method.refuse_unknown(changes)
+        if method is not type(self):
+            own = {field.name: field.default for field in fields(method)} | method.sizes_for(self.hidden_size)
+            kept = {name: value for name, value in vars(result).items() if name in own or name.startswith("_")}
+            result = object.__new__(method)
+            result.__dict__.update(own | kept)
+        for name, value in changes.items():
+            setattr(result, name, value)
+        result.check()
+        return result
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
@@ -229,10 +226,13 @@ class DominoConfig(PreTrainedConfig):
             )
         return super().from_dict(config_dict, **kwargs)
 
-    @property
-    def kind(self) -> type[Kind]:
-        """Its kind of drafter, which `projector_type` names."""
-        return KINDS.get(self.projector_type, KINDS["domino"])  # another name is refused by `check`
+    def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
+        """Save the configuration; arguments are those of [`~transformers.PreTrainedConfig`]."""
+        if vars(self).get(
+            "architectures"
+        ):  # Transformers has just written the method's class, which older versions do not know
+            self.architectures = [ARCHITECTURE]
+        return super().save_pretrained(save_directory, *args, **kwargs)
 
     @property
     def label_offset(self) -> int:
@@ -247,11 +247,11 @@ class DominoConfig(PreTrainedConfig):
     @property
     def num_captured(self) -> int:
         """Target layers that are read (L)."""
-        return len(self.target_layer_ids or ()) or self.kind.num_captured
+        return len(self.target_layer_ids or ()) or self.most_captured
 
     def layer_ids(self, num_target_layers: int) -> list[int]:
         """The layers that are read of a target of so many."""
-        return list(self.target_layer_ids or self.kind.layer_ids(num_target_layers))
+        return list(self.target_layer_ids or self.choose_layers(num_target_layers))
 
     @property
     def fixed_tree_size(self) -> int | None:
@@ -263,15 +263,6 @@ class DominoConfig(PreTrainedConfig):
         """Tokens that drafts are chosen among (D): `draft_vocab_size`, or all of the target's."""
         return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
-    @property
-    def has_sliding_layers(self) -> bool:
-        """Whether any layer of the backbone looks through a window."""
-        return SLIDING in (self.layer_types or ())
-
-    def is_sliding(self, layer_index: int) -> bool:
-        """Whether this layer of the backbone looks through a window."""
-        return self.layer_types is not None and self.layer_types[layer_index] == SLIDING
-
     @classmethod
     def refuse_unknown(cls, names: Iterable[str]) -> None:
         """Refuse what is no field of a configuration.
@@ -282,10 +273,12 @@ class DominoConfig(PreTrainedConfig):
         Raises:
             ValueError: Naming those.
         """
-        known = {field.name for field in fields(cls)}
-        if unknown := [name for name in names if name not in known]:
+        names = [name for name in names if name not in {field.name for field in fields(cls)}]
+        if others := [name for name in names if name in all_fields()]:
+            raise refusal(fields_of(cls, *others), "left out", "given", "It has no such part.")
+        if names:
             raise ValueError(
-                f"{', '.join(unknown)} must be a field of DominoConfig, got none of that name: leave it out, "
+                f"{', '.join(names)} must be a field of DominoConfig, got none of that name: leave it out, "
                 "or take it out of config.json."
             )
 
@@ -300,8 +293,8 @@ class DominoConfig(PreTrainedConfig):
         Args:
             target_config (`PreTrainedConfig`): The target's configuration; of a multimodal one, the text part is used.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, to find a mask token.
-            overrides: Any field of [`DominoConfig`], such as `num_hidden_layers` (defaults to 5, or fewer for a
-                target of less than 20 layers) or `block_size` (defaults to 16).
+            overrides: Any field of the method's configuration, such as `num_hidden_layers` (defaults to 5, or fewer
+                for a target of less than 20 layers) or `block_size` (defaults to 16).
 
         Returns:
             `DominoConfig`: A validated configuration.
@@ -327,13 +320,17 @@ class DominoConfig(PreTrainedConfig):
                 f"target_config.is_encoder_decoder must be False, got True ({target_config.model_type}): "
                 "a Domino drafter reads a decoder-only target."
             )
-        cls.refuse_unknown(overrides)
+        method = cls.of_method(overrides.get("projector_type", cls.projector_type))
+        beside = method.fields_beside()
+        overrides = {name: value for name, value in overrides.items() if name not in beside}
+        method.refuse_unknown(overrides)
         text = target_config.get_text_config(decoder=True)
-        kind = KINDS.get(overrides.get("projector_type", cls.projector_type), KINDS["domino"])
-        if unread := [name for name in kind.unread if name in overrides]:
-            raise refusal(fields_of(kind, *unread), "left out", "given", "It has no such part.")
-        config = cls(**(fields_from_target(text, tokenizer) | dict(kind.defaults) | overrides))
+        if unread := [name for name in method.unread if name in overrides]:
+            raise refusal(fields_of(method, *unread), "left out", "given", "It has no such part.")
+        follows = fields_from_target(text, tokenizer)
+        follows |= method.sizes_for(follows["hidden_size"])
+        config = method(**(follows | dict(method.defaults) | overrides))
         mask, ends = config.mask_token_id, config.eos_token_id
-        if "mask_token_id" not in (*kind.unread, *overrides) and mask in (ends if isinstance(ends, list) else [ends]):
+        if "mask_token_id" not in (*method.unread, *overrides) and mask in (ends if isinstance(ends, list) else [ends]):
             notice(END_AS_MASK % (f"{mask}, {tokenizer.convert_ids_to_tokens(mask)!r}" if tokenizer else mask))
         return config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -18,7 +17,6 @@ DEFAULT_ROPE_THETA = 10_000.0
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
 # Where targets say how many positions they have.
 LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-RANKS = "emb_dim", "markov_rank", "selector_rank"
 SHORTER = "Let it write shorter answers (--max-new-tokens)."
 
 
@@ -64,8 +62,34 @@ def within_window(target_config: PreTrainedConfig, max_length: int, answer: int 
     return min(window, max_length)
 
 
+def spread_layers(num_target_layers: int, most: int) -> list[int]:
+    """Choose layers that are spread over a target, as the DFlash releases do (arXiv 2602.06036).
+
+    The last layer is never picked: Transformers returns its hidden state after the final norm. Where the releases' rule
+    would repeat a layer or leave the range (small targets), there are fewer layers.
+
+    Args:
+        num_target_layers (`int`): Layers of the target.
+        most (`int`): Layers to choose, where it has as many.
+    """
+    if num_target_layers < 2:
+        raise ValueError(
+            f"num_target_layers must be at least 2, got {num_target_layers}: a drafter reads inner layers."
+        )
+    for count in range(most, 1, -1):
+        ids = [round(1 + i * (num_target_layers - 4) / (count - 1)) for i in range(count)]
+        if ids == sorted(set(ids)) and ids[0] >= 0 and ids[-1] <= num_target_layers - 2:
+            return ids
+    return [min(num_target_layers // 2, num_target_layers - 2)]
+
+
+def rank_for(hidden_size: int) -> int:
+    """The rank of a new correction head beside a target of this hidden size."""
+    return max(16, min(256, hidden_size // 4))
+
+
 def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[str, Any]:
-    """Derive the fields of a drafter's configuration that follow the target.
+    """Derive the shared fields of a drafter's configuration that follow the target.
 
     Args:
         text (`PreTrainedConfig`): The configuration of the target's decoder.
@@ -89,9 +113,6 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
             "rope_parameters": _rope_parameters(text),
             "num_target_layers": num_layers,
             "target_model_type": text.model_type,
-            **dict.fromkeys(RANKS, max(16, min(256, hidden_size // 4))),
-            "conv_group_size": math.gcd(16, hidden_size),
-            "gru_hidden_dim": max(32, min(1024, hidden_size // 2)),
         }
     )
 

@@ -26,8 +26,8 @@ import torch
 from transformers import Cache, cache_utils
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
 
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import ContextCache
 
 # In place of layers that keep nothing (they use the keys of others, or have no attention); older versions of
 # Transformers leave those out.

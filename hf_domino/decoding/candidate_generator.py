@@ -31,10 +31,10 @@ from hf_domino.decoding.static.stages import StaticDraftSession
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.phases import PhaseTimer
-from hf_domino.drafter.stats import DecodingStats, record_stats
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import ContextCache
+from hf_domino.statistics.phases import PhaseTimer
+from hf_domino.statistics.stats import DecodingStats, record_stats
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
 from hf_domino.target.view import TargetModel, input_device
 
@@ -206,7 +206,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         drafter, target = self.assistant_model, self.target
         if self._workspace is not None:
             return StaticDraftSession(drafter, target, self.law, self.timer, self._workspace)
-        if drafter.config.kind.has_table:
+        if drafter.config.learns_while_drafting:
             return RecyclingSession(drafter, target, self.law, self.timer)
         return DraftSession(drafter, target, self.law, self.timer, context)
 

@@ -21,7 +21,7 @@ from operator import mul
 import torch
 from transformers import GenerationConfig
 
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.estimates import Acceptance
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Outcome, fitting_length

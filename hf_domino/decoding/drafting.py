@@ -16,9 +16,9 @@ from hf_domino.decoding.lanes import DominoLanes, Lanes, SteppingLanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.tree import Tree, along
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.phases import PhaseTimer
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import ContextCache, NewContext
+from hf_domino.statistics.phases import PhaseTimer
 from hf_domino.target.view import Captured, TargetModel
 
 MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored
@@ -44,7 +44,7 @@ class DraftSession:
         self.drafter, self.target, self.law = drafter, target, law
         drafter.vocabulary.prepare(target)
         self.timer = timer or PhaseTimer(enabled=False)
-        self._cache = context or drafter.kind.new_context()
+        self._cache = context or drafter.new_context()
         # On other devices, knowing which token to look up would have to be waited for.
         gru = drafter.head.gru if drafter.head and drafter.device.type == "cpu" else None
         self._table = None if gru is None else InputTable(gru, target)
@@ -147,7 +147,7 @@ class DraftSession:
 
     def _lanes(self, *arguments: Any) -> Lanes:
         """Lanes behind what was drafted; arguments are those of [`Lanes`] from there on."""
-        branches = self.drafter.kind.branches(self.target, arguments[0], self._anchors, self._cache)
+        branches = self.drafter.branches(self.target, arguments[0], self._anchors, self._cache)
         if branches is not None:
             return SteppingLanes(branches, self.drafter, self.target, *arguments)
         return DominoLanes(self.drafter, self.target, *arguments, table=self._table)
@@ -155,13 +155,11 @@ class DraftSession:
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context, also for `[B, 0]`."""
         assert self._anchors.numel(), "observe the context before proposing"
-        features = feature_positions = counts = None
+        new = None
         if self._captured:
             layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
             features = self.drafter.fuse_context([states.to(self._device) for states in layers])
-            feature_positions, counts = torch.cat(self._positions, dim=1), self._new_counts
-        draft_hidden = self.drafter.kind.draft(
-            self.target, anchors, self._anchors, features, feature_positions, self._cache, counts, endings
-        )
+            new = NewContext(features, torch.cat(self._positions, dim=1), self._new_counts)
+        draft_hidden = self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, endings)
         self._captured, self._positions, self._num_waiting = [], [], 0
         return draft_hidden

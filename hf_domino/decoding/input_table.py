@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from hf_domino.kinds.domino import PrefixGRU
+from hf_domino.methods.domino import PrefixGRU
 from hf_domino.target.view import TargetModel
 
 MAX_BYTES = 2**25  # 5,461 tokens at the sizes of Qwen3-8B; all that is kept is dropped when it is full

@@ -22,8 +22,8 @@ from hf_domino.decoding.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenLaw, choose
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.kind import Branches
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.interface import Branches
 from hf_domino.target.view import TargetModel
 
 # Scores of each lane's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
@@ -117,7 +117,7 @@ class DominoLanes(Lanes):
         if self._noise is not None:
             self._noise = self._drafter.vocabulary.gather(self._noise[:, : self.num_depths])  # [B, C, D]
         self._pool: CandidatePool | None = None
-        logits = self._drafter.kind.logits(self._target, self._hidden.to(self.prefixes.ids.device))
+        logits = self._drafter.logits(self._target, self._hidden.to(self.prefixes.ids.device))
         logits = logits if self._head is None else self._head.narrow(logits)
         self._logits, self.law = self.law.settled(self.prefixes, logits)  # [B, C, D], of a pool [B, C, M]
         self._is_fused = fits_kernels(self._drafter, self.law, self._logits, self._noise)
@@ -225,7 +225,7 @@ class SteppingLanes(Lanes):
     """Scores of lanes that each have a law of their own, which has read what they drafted.
 
     Args:
-        branches (`Callable`): Gives draft hidden states behind what is chosen, as [`~kinds.kind.Kind.branches`] says.
+        branches (`Callable`): Gives draft hidden states behind what is chosen, as the method's `branches` says.
         arguments: Those of [`Lanes`], with draft hidden states `[B, 1, H]` behind the anchors.
         options: Likewise.
     """

@@ -35,8 +35,8 @@ from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import check_drawn, take, verify
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.stats import DecodingStats, hand_out, record_stats
+from hf_domino.methods import DominoDraftModel
+from hf_domino.statistics.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import Captured
 

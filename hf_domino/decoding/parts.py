@@ -20,8 +20,8 @@ from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.stages import StaticRunner
 from hf_domino.decoding.static.workspace import Workspace, take_workspace
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import ContextCache
 
 
 def parts_of(
@@ -43,7 +43,7 @@ def parts_of(
         if context is not None:
             generator.continue_from(context)
         return law, TargetRunner(generator.target, model_kwargs, forward_kwargs, generator.timer), generator
-    drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
+    drafter.config.check_supports("cache_implementation='static'")
     workspace = _workspace_of(target, drafter, stops, input_ids, model_kwargs, config)
     workspace.graphs.options = compiling
     law = FixedLaw(processors, stops, workspace)

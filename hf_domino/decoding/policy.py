@@ -22,8 +22,8 @@ from transformers import GenerationConfig
 from hf_domino.decoding.copies import Offer
 from hf_domino.decoding.estimates import DOUBT, NOMINAL_PROPOSAL, Acceptance, Costs
 from hf_domino.decoding.round import STEP, Arm, Outcome, Plan
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.stats import Pause
+from hf_domino.methods import DominoDraftModel
+from hf_domino.statistics.stats import Pause
 
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured

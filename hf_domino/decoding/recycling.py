@@ -14,7 +14,6 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.lanes import Candidates, Lanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree
-from hf_domino.kinds.recycling import learn
 
 
 class RecyclingSession(DraftSession):
@@ -33,7 +32,7 @@ class RecyclingSession(DraftSession):
         """Take what the target made of all positions, rejected ones too."""
         with self.timer.phase("draft"):
             tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)
-            learn(self.drafter, tokens.flatten(), logits.flatten(0, 1))
+            self.drafter.learn(tokens.flatten(), logits.flatten(0, 1))
 
     def _lanes(self, *arguments: Any) -> Lanes:
         return SuccessorLanes(self.drafter, self.target, *arguments)
@@ -45,7 +44,8 @@ class SuccessorLanes(Lanes):
     def candidates(self, depth: int) -> Candidates:
         """See [`Lanes`]. Of logits processors, these scores follow the temperature alone."""
         last = self.texts[..., -1] if depth else self.prefixes.last()
-        token_ids, noise = self._drafter.successors[last], None
+        noise = None
+        token_ids, scores = self._drafter.successors_of(last)
         if self._noise is not None:
             noise = self._noise[:, depth].gather(1, token_ids.flatten(1)).view(token_ids.shape)
-        return self._drafter.scores[last] / self.law.temperature, noise, token_ids
+        return scores / self.law.temperature, noise, token_ids

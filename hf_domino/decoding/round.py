@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
     from hf_domino.decoding.copies import Offer
-    from hf_domino.drafter.stats import Pause
+    from hf_domino.statistics.stats import Pause
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from hf_domino.decoding.caches import (
     recurrent_layers,
 )
 from hf_domino.decoding.tree import Tree, along, tree_inputs
-from hf_domino.drafter.phases import PhaseTimer
+from hf_domino.statistics.phases import PhaseTimer
 from hf_domino.target.view import Captured, TargetModel
 
 

@@ -33,7 +33,7 @@ from hf_domino.decoding.processors import (
 )
 from hf_domino.decoding.scores import Scores
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.drafter.vocabulary import DraftVocabulary
+from hf_domino.methods.vocabulary import DraftVocabulary
 
 
 class TokenLaw:

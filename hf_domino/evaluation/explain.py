@@ -26,9 +26,9 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.tree_support import why_chain
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
+from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.acceptance import chosen_logits
@@ -166,11 +166,11 @@ def _explain(
     runner, prefixes = TargetRunner(target, kwargs | before), Prefixes.of(input_ids)
     _, captured = runner.prefill(input_ids[:, :-1])
     runner.begin([0])
-    drafter.config.kind.refuse_what_it_lacks("explain_round")
+    drafter.config.check_supports("explain_round")
     assert captured is not None  # of all kinds that have this
     features = drafter.fuse_context([states.to(drafter.device) for states in captured])
     anchor, first = torch.tensor([[input_ids.shape[1] - 1]], device=input_ids.device), drafter.config.label_offset
-    blocks = drafter.kind.draft_blocks(target, input_ids, features, anchor)[0]  # [1, K, H]
+    blocks = drafter.draft_blocks(target, input_ids, features, anchor)[0]  # [1, K, H]
     draft_hidden = blocks[:, first : first + drafter.config.num_draft_tokens]
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size, session = drafter.config.fixed_tree_size, DraftSession(drafter, target, law.without_state())
@@ -186,7 +186,7 @@ def _explain(
     base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, tree, seen)
     read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]
     depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
-    confidences = drafter.kind.confidence(draft_hidden[0, depths], read)
+    confidences = drafter.confidence(draft_hidden[0, depths], read)
     return Round(
         anchor=int(input_ids[0, -1]),
         proposals=tree.tokens[0].cpu(),

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_loaded, interpret, shown
 from hf_domino.formats.source import ADAPTER_CONFIG, AGAIN, CONFIG, check_source, find_file, read_config, read_object

@@ -19,10 +19,10 @@ from __future__ import annotations
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.checks import SLIDING
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import (
-    BLOCK_KINDS,
+    BLOCK_METHODS,
     CANNOT_RUN,
     CODEBOOKS,
     CORRECT_IT,
@@ -96,8 +96,8 @@ def projector_type_of(stored: StoredConfig) -> str:
     if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
         told = "dflash2"
     given = stored.get("projector_type") or told
-    if given not in BLOCK_KINDS:
-        raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_KINDS)}", given, CANNOT_RUN)
+    if given not in BLOCK_METHODS:
+        raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
     if is_domino and given != "domino":
         raise refusal(
             f"{SECTION}.projector_type", f"'domino' as architectures says ({DOMINO_CLASS})", given, CORRECT_IT

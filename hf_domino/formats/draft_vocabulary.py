@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.source import AGAIN, StoredTensor
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.view import TargetModel
@@ -90,7 +90,7 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     note = SPREAD.format(config.vocab_size, len(ids))
     whole = copy.copy(config)
     whole.draft_vocab_size = None
-    for name, shape in config.kind.shapes(whole).items():
+    for name, shape in whole.shapes().items():
         if (rows := found[name]).shape != shape:
             note += UNLEARNED
             found[name] = rows.mean(dim=0).repeat(config.vocab_size, 1).index_copy(0, ids, rows)

@@ -30,8 +30,8 @@ from hf_domino.formats.fields import (
     section_of,
 )
 from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
-from hf_domino.kinds.eagle3 import Eagle3
 
+BLOCK_SIZE = 7  # files do not say how many tokens are drafted
 NESTED, LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = {
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
@@ -77,7 +77,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         ids = layer_ids_of(stored, LAYERS)
     size = stored.get("draft_vocab_size")
     fields |= {
-        "block_size": Eagle3.defaults["block_size"],
+        "block_size": BLOCK_SIZE,
         "draft_vocab_size": DRAFT_VOCAB_SIZE if is_nested and size is None else size,
         "mask_token_id": 0,
         "num_hidden_layers": 1,  # it may be the target's; the file's are counted

@@ -16,14 +16,13 @@ from string import Template
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, projector_type_of
 from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
-from hf_domino.formats.fields import BLOCK_KINDS, Format, StoredConfig, merged, section_of
+from hf_domino.formats.fields import BLOCK_METHODS, CONVOLUTION, OF_BLOCKS, Format, StoredConfig, merged, section_of
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
 from hf_domino.formats.speculators import SECTION as LAYER_SECTION
-from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS
 
 DOMINO, DFLASH, DSPARK, DFLASH2 = ("domino",), ("dflash",), ("dspark",), ("dflash2",)
 
@@ -36,7 +35,7 @@ class Rule:
     expected: str
     holds: Callable[[Any], bool]  # whether a value, None if absent, is as expected
     why: str  # what the engine does otherwise, and the way out
-    kinds: Collection[str] = BLOCK_KINDS  # the values of projector_type that it applies to
+    kinds: Collection[str] = BLOCK_METHODS  # the values of projector_type that it applies to
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,7 @@ SGLANG = Engine(
         _ordered("SGLang", DFLASH + DFLASH2),
         _ordered("SGLang", DSPARK, is_shifted=True),
         *_without([CONVOLUTION], DSPARK),
-        *_without(["input_embedding_scale"], BLOCK_KINDS),
+        *_without(["input_embedding_scale"], BLOCK_METHODS),
         *_without(["output_multiplier", "final_logit_softcapping"], DOMINO + DFLASH + DSPARK),
         _ACTIVATION,
     ),

@@ -20,7 +20,7 @@ from transformers.utils import logging
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable, whole_files
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import stored_dflash
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
 from hf_domino.formats.engines import ENGINES, Unmet, unmet
@@ -54,7 +54,7 @@ def stored_config(
     """Write a drafter's config.json in another project's words, for weights of this dtype."""
     if format not in FORMATS:
         raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
-    config.kind.refuse_what_it_lacks("export")
+    config.check_supports("export")
     described = deepcopy(config)
     described.dtype = dtype_of(dtype)
     return FORMATS[format](described)
@@ -112,7 +112,7 @@ def export(
 def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
     """Return a drafter's tensors; refuse those that its configuration does not describe or that are not in memory."""
     tensors = drafter.state_dict()
-    described = drafter.config.kind.shapes(drafter.config)
+    described = drafter.config.shapes()
     others = described.items() ^ {name: tuple(tensor.shape) for name, tensor in tensors.items()}.items()
     if others:
         remedy = "Merge an adapter (`merge_and_unload`), or load the drafter without quantisation."

@@ -12,11 +12,9 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING, check_rope_numbers
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.kind import OF_BLOCKS
 
 if TYPE_CHECKING:
-    from hf_domino.configuration import DominoConfig
+    from hf_domino.configuration.domino_config import DominoConfig
 
 StoredConfig = Mapping[str, Any]  # a config.json
 CORRECT_IT = "Download the checkpoint again, or correct its config.json."
@@ -42,8 +40,18 @@ DECODER_FIELDS = (
 ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
 # What is done to the attention of other block drafters.
 UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal")
-# Which other projects write alike.
-BLOCK_KINDS = tuple(name for name, kind in KINDS.items() if "export" not in kind.lacks)
+CONVOLUTION = "conv_kernel_size"
+SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
+OF_BLOCKS = (CONVOLUTION, *SCALES)  # what is done around a block's layers
+# Of each method that other projects write alike the fields of its head that files tell, and those that they may leave
+# out.
+HEADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "domino": (("emb_dim", "gru_hidden_dim"), ("pure_draft_prefix_len",)),
+    "dflash": ((), ()),
+    "dspark": (("markov_rank",), ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov")),
+    "dflash2": (("selector_rank", "selector_top_k"), ()),
+}
+BLOCK_METHODS = tuple(HEADS)
 CODEBOOKS = {
     f"{name}_codebook$": f"{name}_codebook.weight" for name in ("predecessor", "successor")
 }  # its matrices, as all others store them
@@ -103,18 +111,19 @@ def predicts_next(stored: StoredConfig, default: bool) -> Any:
     return next(iter(said.values()), default)
 
 
-def head_fields(stored: StoredConfig, kind: str) -> dict[str, Any]:
-    """Read what a kind has behind its backbone's layers and around them; a cap of 0 is none."""
-    told, options = KINDS[kind].head_fields, KINDS[kind].head_options
+def head_fields(stored: StoredConfig, method: str) -> dict[str, Any]:
+    """Read what a method has behind its backbone's layers and around them; a cap of 0 is none."""
+    told, options = HEADS[method]
     required(stored, *told)
     found = {name: stored[name] for name in (*told, *options) if stored.get(name) is not None}
     found |= {name: stored[name] for name in (*OF_BLOCKS, CONV_GROUP) if stored.get(name)}
-    return found | ({"draft_pool_size": found["selector_top_k"]} if kind == "dflash2" else {})
+    return found | ({"draft_pool_size": found["selector_top_k"]} if method == "dflash2" else {})
 
 
 def stored_head(config: DominoConfig) -> dict[str, Any]:
     """Write what [`head_fields`] reads."""
-    names = (*config.kind.head_fields, *config.kind.head_options, *OF_BLOCKS)
+    told, options = HEADS[config.projector_type]
+    names = (*told, *options, *OF_BLOCKS)
     names += (CONV_GROUP,) * bool(config.conv_kernel_size)
     return {name: value for name in names if (value := getattr(config, name)) is not None}
 

@@ -18,10 +18,10 @@ from transformers.activations import ACT2FN
 from transformers.utils.hub import resolve_revision
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
-from hf_domino.configuration.checks import WIDTHS
+from hf_domino.configuration.checks import WIDTH
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.configuration.registry import METHODS, all_fields, config_classes
 from hf_domino.formats.draft_vocabulary import untold
-from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
@@ -35,13 +35,10 @@ from hf_domino.formats.fields import (
 )
 from hf_domino.formats.registry import OURS, format_of, refuse_others
 from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
-from hf_domino.kinds import KINDS
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
-CONFIDENCE = "confidence_head.proj.weight"  # of DSpark
-OWN = ("embed_tokens.weight", "lm_head.weight")  # of the target, unless a checkpoint of EAGLE-3 holds them
 NAME = "pretrained_model_name_or_path"
 MOST_SHOWN = 4  # names of tensors in an error
 WHICH_LAYERS = (
@@ -67,16 +64,12 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         stored = read_config(arguments.get("config") or name, download)
         if stored is None:
             return None
-        overrides = {key: arguments.pop(key) for key in list(arguments) if key in DominoConfig.__annotations__}
+        overrides = {key: arguments.pop(key) for key in list(arguments) if key in all_fields()}
         found, arguments["config"] = interpret(stored, overrides)
         arguments["key_mapping"] = dict(found.renames)
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
-    if found is EAGLE3:
-        arguments["config"].own_embeddings, arguments["config"].own_lm_head = (each in tensors for each in OWN)
-    if found is not OURS and arguments["config"].projector_type == "dspark":
-        width = tensors[CONFIDENCE].shape[-1] if CONFIDENCE in tensors else None
-        arguments["config"].enable_confidence_head = width is not None
-        arguments["config"].confidence_head_with_markov = width != arguments["config"].hidden_size
+    if found is not OURS:
+        arguments["config"].follow_tensors({name: tensor.shape for name, tensor in tensors.items()})
     token_ids = None if is_told else untold(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # all of it is here now
@@ -112,8 +105,8 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
 def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:
     try:
         fields = found.fields(stored) | overrides
-        kind = KINDS.get(fields.get("projector_type", "domino"))
-        if fields.get("target_layer_ids") is None and kind is not None and not kind.may_ask_target:
+        method = METHODS.get(fields.get("projector_type", DominoConfig.projector_type))
+        if fields.get("target_layer_ids") is None and method is not None and method.config_class.needs_layer_ids:
             raise misfit("target_layer_ids", "given", None, WHICH_LAYERS)
         fields.pop(LABELS, None)
         _check_types(fields, overrides)
@@ -131,7 +124,7 @@ def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> D
 
 def _check_types(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
     """Check types first: a text compared with a range gives an error that does not name the field."""
-    for name, annotation in DominoConfig.__annotations__.items():  # texts, such as "list[int] | None"
+    for name, annotation in all_fields().items():  # texts, such as "list[int] | None"
         if name in fields and not any(_is_a(kind, fields[name]) for kind in annotation.split(" | ")):
             expected = annotation.replace(" | ", " or ")
             if name in overrides:
@@ -156,14 +149,15 @@ def _is_a(kind: str, value: Any) -> bool:
 def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
     """Refuse tensors that are missing, of another shape or unknown, and a head that the configuration does not have."""
     _check_projector_type(config, stored)
-    described = config.kind.shapes(config)
+    described = config.shapes()
     parts = _told(config, "projector_type", "num_hidden_layers", "block_size")
     if missing := sorted(described.keys() - stored.keys()):
         remedy = "Save the drafter again with save_pretrained, or download the checkpoint again."
         raise refusal("the checkpoint's tensors", f"complete ({parts})", f"a file without {shown(missing)}", remedy)
     for name in sorted(described):
         if (shape := stored[name].shape) != described[name]:
-            sizes = _told(config, *WIDTHS, "vocab_size", "draft_vocab_size")
+            widths = [field for field, allowed in config.ranges.items() if allowed == WIDTH]
+            sizes = _told(config, *widths, "vocab_size", "draft_vocab_size")
             remedy = "Load it with the configuration it was saved with."
             raise refusal(f"the checkpoint's {name}", f"of shape {described[name]} ({sizes})", shape, remedy)
     if extra := sorted(name for name in stored.keys() - described.keys() if not is_of_target(name)):
@@ -188,16 +182,17 @@ def check_loaded(tensors: Mapping[str, torch.Tensor], missing: Collection[str]) 
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
-    parts, own = {name.split(".")[0] for name in stored}, config.kind.head_modules()
+    parts, own = {name.split(".")[0] for name in stored}, config.head_modules()
     fitting, why = config.projector_type, ""
-    if own and parts.isdisjoint(own):
-        fitting, why = "dflash", f"it has no {' and '.join(own)}: plain DFlash"
-    for name, kind in KINDS.items():
-        heads = set(kind.head_modules()).difference(own)
+    headless = config.headless()
+    if own and headless is not None and parts.isdisjoint(own):
+        fitting, why = headless.projector_type, f"it has no {' and '.join(own)}: plain {headless.title}"
+    for method in config_classes():
+        heads = set(method.head_modules()).difference(own)
         if surplus := sorted(tensor for tensor in stored if tensor.split(".")[0] in heads):
-            fitting, why = name, f"it has a correction head: {', '.join(surplus)}"
+            fitting, why = method.projector_type, f"it has a correction head: {', '.join(surplus)}"
     if why:
-        remedy = f"Set projector_type={fitting!r} in its configuration, or load a {config.kind.title} checkpoint."
+        remedy = f"Set projector_type={fitting!r} in its configuration, or load a {config.title} checkpoint."
         raise refusal("projector_type", f"{fitting!r} for this checkpoint ({why})", config.projector_type, remedy)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
-from hf_domino.configuration.domino_config import OF_TRANSFORMERS
+from hf_domino.configuration.domino_config import OF_TRANSFORMERS, DominoConfig
+from hf_domino.configuration.registry import all_fields
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, MUSE_GLIMMER, SECTION
 from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.fields import CANNOT_RUN, Format, StoredConfig
@@ -32,7 +32,7 @@ OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 def _is_ours(stored: StoredConfig) -> bool:
     """Tell whether it is ours: another project's Domino has the same `model_type`, and fields of its own."""
     names = {name for name, value in stored.items() if value not in (None, False)}
-    has_ours_alone = names <= DominoConfig.__dataclass_fields__.keys() | OF_TRANSFORMERS
+    has_ours_alone = names <= all_fields().keys() | DominoConfig.__dataclass_fields__.keys() | OF_TRANSFORMERS
     return stored.get("model_type") == DominoConfig.model_type and (ALWAYS_OURS in stored or has_ours_alone)
 
 

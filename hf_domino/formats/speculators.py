@@ -14,11 +14,14 @@ from __future__ import annotations
 from typing import Any
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CODEBOOKS,
+    CONVOLUTION,
     CORRECT_IT,
+    OF_BLOCKS,
+    SCALES,
     Format,
     StoredConfig,
     backbone_fields,
@@ -31,7 +34,6 @@ from hf_domino.formats.fields import (
     stored_backbone,
     stored_head,
 )
-from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS, SCALES
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"

@@ -21,13 +21,13 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.notices import logger, notice
 from hf_domino._common.refusal import refusal, refused_field
 from hf_domino.decoding.loop import assisted_decoding
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.adapters import drafter_config, stored_config
 from hf_domino.formats.dflash_config import MUSE_GLIMMER
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
 from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
 from hf_domino.integration.default_drafter import Attached, detach, set_default
+from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of, unwrapped
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device

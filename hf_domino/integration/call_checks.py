@@ -205,7 +205,7 @@ def check_static(
     target: PreTrainedModel, drafter: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig
 ) -> None:
     """Refuse drafters, targets and outputs that rounds of fixed shape do not have."""
-    drafter.config.kind.refuse_what_it_lacks("cache_implementation='static'")
+    drafter.config.check_supports("cache_implementation='static'")
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
     text = target.config.get_text_config(decoder=True)

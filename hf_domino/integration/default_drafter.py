@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    from hf_domino.drafter.modeling import DominoDraftModel
+    from hf_domino.methods import DominoDraftModel
 
 _attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it is to have none
 _meetings: list[Callable[[Any], None]] = []  # what attaches the drafter that waits for its target

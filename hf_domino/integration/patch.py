@@ -23,7 +23,7 @@ from hf_domino.integration.default_drafter import default_of, set_default
 from hf_domino.integration.on_import import forget, is_awaited, when_imported
 
 if TYPE_CHECKING:
-    from hf_domino.drafter.modeling import DominoDraftModel
+    from hf_domino.methods import DominoDraftModel
 
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
 

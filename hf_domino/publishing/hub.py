@@ -30,11 +30,11 @@ from hf_domino._common.refusal import refusal
 from hf_domino._common.version import __version__
 from hf_domino.cards.render import is_hub_name
 from hf_domino.cards.sections import CARD, merge_card, read_text
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.adapters import ADAPTER_FILES, BASE
 from hf_domino.formats.loading import interpret
 from hf_domino.formats.registry import format_of, refuse_others
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, read_object
+from hf_domino.methods import DominoDraftModel
 from hf_domino.publishing.folder_card import card_for
 
 PUBLISHED = [

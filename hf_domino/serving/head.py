@@ -13,24 +13,16 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from hf_domino.configuration import DominoConfig
-from hf_domino.kinds.domino import DominoHead, PrefixGRU, correction_projection
+from hf_domino.methods.domino import DominoHead, DominoMethodConfig
 
 
-class BlockHead(nn.Module):
+class BlockHead(nn.Module, DominoHead):
     """Hold a correction head, under the names of the releases' tensors."""
 
-    def __init__(self, config: DominoConfig):
+    def __init__(self, config: DominoMethodConfig):
         super().__init__()
-        sizes = config.hidden_size, config.gru_hidden_dim
         self.config = config
-        self.prefix_gru = PrefixGRU(*sizes)
-        self.embed_proj = correction_projection(*sizes, config.emb_dim, config.vocab_size)
-
-    @property
-    def head(self) -> DominoHead:
-        """See [`DominoDraftModel`]."""
-        return DominoHead(self.prefix_gru, self.embed_proj)
+        self.build_head(config, config.vocab_size)
 
     def forward(
         self,
@@ -42,12 +34,12 @@ class BlockHead(nn.Module):
         """Correct whole blocks, so that the argmax of each row is the proposal behind those before it."""
         # base_logits [B, P, V], minus infinity for tokens that are not drafted; draft_hidden [B, P, H] of the positions
         # that predict; anchors [B], before the first proposal; embed gives [B, H].
-        head, tokens, corrected = self.head, anchors, list[torch.Tensor]()
-        parts, state = head.project_hidden(draft_hidden), head.initial_state(len(anchors))
+        tokens, corrected = anchors, list[torch.Tensor]()
+        parts, state = self.project_hidden(draft_hidden), self.initial_state(len(anchors))
         for index, logits in enumerate(base_logits.unbind(dim=1)):
-            state = head.gru.step(embed(tokens).to(state), state)
+            state = self.gru.step(embed(tokens).to(state), state)
             if index >= self.config.pure_draft_prefix_len:
-                logits = logits + head.expand(head.activate(parts[:, index], state)).to(logits)
+                logits = logits + self.expand(self.activate(parts[:, index], state)).to(logits)
             corrected.append(logits)
             tokens = logits.argmax(dim=-1)
         return torch.stack(corrected, dim=1)

@@ -11,11 +11,10 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
 from hf_domino.formats.dflash_config import SECTION
-from hf_domino.formats.fields import StoredConfig
+from hf_domino.formats.fields import OF_BLOCKS, StoredConfig
 from hf_domino.formats.loading import interpret
-from hf_domino.kinds.kind import OF_BLOCKS
+from hf_domino.methods import DominoConfig
 from hf_domino.target.identity import config_digest
 
 TESTED, READ = ("0.32.0",), ("0.33.0",)
@@ -56,7 +55,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     if kind != "domino" and not shifts:
         return None
     config = interpret(stored)[1]
-    config.kind.refuse_what_it_lacks("the plugin for vLLM")
+    config.check_supports("the plugin for vLLM")
     for name in OF_BLOCKS:
         if (value := getattr(config, name)) is not None:
             raise refusal(f"{name} of a drafter for vLLM", None, value, "Its backbone there is plain DFlash's.")

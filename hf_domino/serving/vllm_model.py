@@ -14,7 +14,7 @@ from vllm.config import VllmConfig
 from vllm.logger import init_logger
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
 
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
 from hf_domino.formats.draft_vocabulary import T2D, drafted_ids
 from hf_domino.formats.loading import check_tensors
@@ -79,7 +79,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
             self.left_out = torch.ones(told.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
             self.left_out = self.left_out.to(self.lm_head.weight.device)
         if self.head is not None:
-            own = [name for name in tensors if name.partition(".")[0] in told.kind.head_modules()]
+            own = [name for name in tensors if name.partition(".")[0] in told.head_modules()]
             self.head.load_state_dict({name: tensors.pop(name) for name in own})
         return tensors
 

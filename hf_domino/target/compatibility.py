@@ -14,8 +14,8 @@ from typing import Any
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.checks import WHY_READABLE, readable_layers
+from hf_domino.configuration.domino_config import DominoConfig
 
 # Targets whose forward over several positions behind a cache gives other logits than one position at a time (measured),
 # or none, with the reason.
@@ -79,10 +79,10 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
         return
     sized = copy.copy(config)
     sized.vocab_size = size
-    if config.kind.has_table:
+    if config.learns_while_drafting:
         remedy = "Its table has a row for each token: make another with hf_domino.recycling(target)."
         raise refusal("the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy)
-    if config.kind.shapes(sized) != config.kind.shapes(config):
+    if sized.shapes() != config.shapes():
         some = f"drafter.restricted(range({min(size, config.vocab_size - 1)}))"
         remedy = f"{OWN_DRAFTER} One whose W2 or lm_head alone has that size fits as {some}."
         raise refusal("the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy)
@@ -103,7 +103,8 @@ def drafter_of(model: Any) -> Any:
     """The model itself, out of wrappers of torch.compile, DataParallel or PEFT, if it is a drafter; else None."""
     model = unwrapped(model)
     # By its class: a stand-in for a model, such as a wrapper of another loop, may show a drafter's configuration.
-    return model if getattr(type(model), "config_class", None) is DominoConfig else None
+    config_class = getattr(type(model), "config_class", None)
+    return model if isinstance(config_class, type) and issubclass(config_class, DominoConfig) else None
 
 
 def check_target_kind(target: PreTrainedModel) -> None:
@@ -186,7 +187,7 @@ def check_drafter(drafter: PreTrainedModel) -> None:
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."
         raise refusal("the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy)
-    modules, layers = dict(drafter.named_modules()), drafter.config.kind.head_layers
+    modules, layers = dict(drafter.named_modules()), drafter.config.head_layers
     own = {name: dict(modules[name].named_parameters(recurse=False)) for name in layers if name in modules}
     if wrapped := [name for name in own if layers[name] not in own[name]]:
         remedy = "Merge the adapter first: peft.PeftModel.from_pretrained(drafter, adapter).merge_and_unload()."

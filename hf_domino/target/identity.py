@@ -25,7 +25,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from hf_domino._common.refusal import refusal
 
 if TYPE_CHECKING:
-    from hf_domino.configuration import DominoConfig
+    from hf_domino.configuration.domino_config import DominoConfig
 
 # The fields that make the shape of a decoder, under the names that all families share.
 CONFIG_FIELDS = (

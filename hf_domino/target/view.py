@@ -16,7 +16,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, output_capturing
 
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.from_target import LENGTH_LIMITS
 
 Captured = tuple[torch.Tensor, ...]  # hidden states `[B, T, H]` of each of the L layers

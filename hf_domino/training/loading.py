@@ -13,8 +13,8 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import within_window
 from hf_domino.data.records import RECORD_SUFFIXES, Source, check_file, from_dataset, from_files
 from hf_domino.data.rows import count_tokens, load_rows, most_frequent
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.draft_vocabulary import d2t_of
+from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments
 

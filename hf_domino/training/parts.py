@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.kind import HEAD_FIELDS
+from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
-OF_A_HEAD = ("projector_type", "pure_draft_prefix_len", *HEAD_FIELDS)
 BLOCK_SIZE, TAPS = "block_size", "conv_kernel_size"  # no other weight depends on them
+
+
+def fields_of_head(method: type[DominoConfig]) -> set[str]:
+    """Name the fields that a method's correction head adds to those of its backbone; none without a head."""
+    headless = method.headless()
+    if headless is None or not method.head_layers:
+        return set()
+    own = {field.name for field in fields(method)} - {field.name for field in fields(headless)}
+    return {"projector_type", "pure_draft_prefix_len"} | own
 
 
 def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
@@ -38,19 +44,19 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
             if value := getattr(args, name):
                 raise refusal(f"{name} of an adapted drafter", "left out", value, "The adapter it has is trained.")
         return _without_card(given)
-    kind = drafter.config.kind
+    config = drafter.config
     for name, parameter in drafter.named_parameters():
-        if name.split(".")[0] in kind.frozen:
+        if name.split(".")[0] in config.frozen:
             parameter.requires_grad_(False)
     if args.train_only == "head":
         if not drafter.has_correction_head:
-            gets_one = drafter.config.projector_type == "dflash"
+            gets_one = config.headless() is type(config)
             remedy = (
                 "Give it a new one: projector_type='domino' beside drafter." if gets_one else "Leave train_only out."
             )
-            raise refusal("the drafter of train_only='head'", "one with a correction head", kind.title, remedy)
+            raise refusal("the drafter of train_only='head'", "one with a correction head", config.title, remedy)
         for name, parameter in drafter.named_parameters():
-            parameter.requires_grad_(name.split(".")[0] in kind.head_modules())
+            parameter.requires_grad_(name.split(".")[0] in config.head_modules())
     return add_lora(drafter, args) if args.use_peft else given
 
 
@@ -95,30 +101,30 @@ def adaptable_layers(drafter: DominoDraftModel) -> dict[str, bool]:
     """Name the layers that an adapter can change, those of the backbone once for all; True for linear ones."""
     found = {}
     for name, module in drafter.named_modules():
-        if isinstance(module, (nn.Linear, nn.Embedding)) and name.split(".")[0] not in drafter.config.kind.frozen:
+        if isinstance(module, (nn.Linear, nn.Embedding)) and name.split(".")[0] not in drafter.config.frozen:
             in_layers = name.startswith("layers.")
             found[name.rpartition(".")[2] if in_layers else name] = isinstance(module, nn.Linear)
     return found
 
 
 def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
-    """A drafter to be trained further, with another `block_size`, convolutions, or a head for DFlash.
+    """A drafter to be trained further, with another `block_size`, convolutions, or a head if it has none.
 
     New parts change nothing until they are trained. `overrides` are what a run lets pass, or none.
     """
     if not overrides:
         return drafter
-    config = copy.deepcopy(drafter.config)
+    config = drafter.config
     if "projector_type" in overrides:
-        if config.projector_type != "dflash":
-            remedy = "Leave projector_type out, or start from a DFlash drafter."
-            raise refusal("the drafter of a new head", "plain DFlash", config.kind.title, remedy)
-        overrides = {**KINDS[overrides["projector_type"]].defaults, **overrides}
-    if (taps := config.conv_kernel_size) not in (None, overrides.get(TAPS, taps)):
+        method = DominoConfig.of_method(overrides["projector_type"])
+        headless = method.headless()
+        if headless is not type(config):
+            expected = "one of the same backbone" if headless is None else f"plain {headless.title}"
+            remedy = "Leave projector_type out, or start from such a drafter."
+            raise refusal("the drafter of a new head", expected, config.title, remedy)
+        overrides = {**method.defaults, **overrides}
+    if (taps := getattr(config, TAPS, None)) not in (None, overrides.get(TAPS, taps)):
         raise refusal(f"{TAPS} of the drafter", taps, overrides[TAPS], "Its weights are of that.")
-    for name, value in overrides.items():
-        setattr(config, name, value)
-    config.check()
-    result = DominoDraftModel(config)
+    result = DominoDraftModel(config.changed(**overrides))
     result.load_state_dict(drafter.state_dict(), strict=False)
     return result

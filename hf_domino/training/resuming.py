@@ -21,7 +21,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import LORA, DominoTrainingArguments
@@ -113,8 +113,9 @@ def check_resumable(
     recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else of_adapter
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
-    shape = (*(field.name for field in fields(DrafterArguments)), *config.kind.own)
-    wanted = {name: getattr(config, name) for name in shape} | kept_of(args)
+    own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}
+    shape = (*(field.name for field in fields(DrafterArguments)), *sorted(own))
+    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | kept_of(args)
     wanted |= {"ema_decay": None, "lora_rank": None}  # of older versions
     if base is not None:
         wanted[BASE_DIGEST] = base

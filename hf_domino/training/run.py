@@ -13,11 +13,9 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
-from hf_domino.configuration import DominoConfig
-from hf_domino.configuration.checks import fields_of
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds import KINDS
-from hf_domino.kinds.kind import HEAD_FIELDS
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.configuration.registry import METHODS, config_classes
+from hf_domino.methods import DominoDraftModel
 from hf_domino.target.identity import identify
 from hf_domino.target.loading import AutoTarget, place_target
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -25,7 +23,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
-from hf_domino.training.parts import BLOCK_SIZE, OF_A_HEAD, TAPS, go_on_from
+from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
 from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
@@ -141,18 +139,18 @@ def check_fields(
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)
     of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
-    kind = KINDS.get(overrides.get("projector_type", "domino" if names.drafter is None else ""))
-    if kind is not None and kind.head_fields:  # plain DFlash is trained beside a kind with a head, by its recipe
-        of_others = set(HEAD_FIELDS).difference(kind.head_fields, kind.head_options)
-        if unread := [name for name in of_head if name in of_others]:
-            raise refusal(fields_of(kind, *unread), "left out", "given", "It has no such part.")
+    default = DominoConfig.projector_type if names.drafter is None else ""
+    method = METHODS.get(overrides.get("projector_type", default))
+    if method is not None:
+        method.config_class.refuse_unknown(set(overrides) - method.config_class.fields_beside())
     if names.drafter is None or not overrides:
         return
-    if of_head and (kind is None or not kind.head_layers or not set(of_head) <= set(OF_A_HEAD)):
+    if of_head and (method is None or not set(of_head) <= fields_of_head(method.config_class)):
+        heads = [each.projector_type for each in config_classes() if fields_of_head(each)]
         raise ValueError(
             f"{', '.join(of_head)} must not be set with drafter={names.drafter!r}: the "
             f"drafter has its own shape. Only another block_size, conv_kernel_size for convolutions, "
-            f"or with projector_type=domino (dspark, dflash2) a new correction head for a DFlash "
+            f"or with projector_type={' or '.join(heads)} a new correction head for a DFlash "
             f"drafter, goes with its weights."
         )
 

@@ -24,8 +24,8 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.data.rows import encode_dataset
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.formats.adapters import finish_saving
+from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_target, drafter_of
 from hf_domino.target.identity import identify, weights_digest
 from hf_domino.target.loading import place_target
@@ -116,9 +116,9 @@ class DominoTrainer(Trainer):
         given, model = model, drafter_of(model) or model
         check_target(model.config, target)
         check_causal(target)
-        model.config.kind.refuse_what_it_lacks("training")
+        model.config.check_supports("training")
         if args.gradient_checkpointing:
-            model.config.kind.refuse_what_it_lacks("gradient_checkpointing")
+            model.config.check_supports("gradient_checkpointing")
         if args.n_gpu > 1:
             raise refusal("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
         say_first_tokens(model)

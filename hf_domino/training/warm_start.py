@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.backbone import ZeroLinear
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.backbone import ZeroLinear
 
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
 REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all
@@ -32,7 +32,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     norms queries and keys, and few targets do: else these norms get the size that queries and keys have over a text,
     `input_ids` of T tokens.
     """
-    drafter.config.kind.refuse_what_it_lacks("start_from_target")
+    drafter.config.check_supports("start_from_target")
     decoder: Any = target.get_decoder()
     layers = list(getattr(decoder, "layers", ()))[-len(drafter.layers) :]
     if not layers:

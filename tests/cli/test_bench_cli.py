@@ -11,11 +11,11 @@ from transformers import AutoModelForCausalLM
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.decoding import policy
-from hf_domino.drafter.phases import PHASES
 from hf_domino.evaluation.benchmark.options import MEASURABLE, keeps_seed
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.report import caption
 from hf_domino.evaluation.benchmark.rows import measured, read_rows
+from hf_domino.statistics.phases import PHASES
 
 FLAGS = ["--num-prompts", "2", "--max-new-tokens", "8", "--repeats", "2", "--threads", "1", "--device", "cpu"]
 DIGITS = 1e-5  # of what is written of a figure

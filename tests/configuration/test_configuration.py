@@ -96,7 +96,7 @@ def test_conventions():
 
 @pytest.mark.parametrize("num_layers", range(2, 100))
 def test_captured_layers_are_unique_and_inside(num_layers):
-    ids = DominoConfig().kind.layer_ids(num_layers, 5)
+    ids = DominoConfig().choose_layers(num_layers, 5)
     assert ids == sorted(set(ids))
     assert ids[0] >= 0
     assert ids[-1] <= num_layers - 2

@@ -16,7 +16,7 @@ from hf_domino.decoding import candidate_generator
 from hf_domino.decoding.copies import Offer, PromptLookup
 from hf_domino.decoding.policy import ADAPTIVE_SIZE, Policy, policy_for
 from hf_domino.decoding.round import Outcome, Plan
-from hf_domino.drafter.stats import DecodingStats
+from hf_domino.statistics.stats import DecodingStats
 
 MOST, SEEDS = 8, range(7)
 FLAT, RISING = (1.4, 0.0), (1.6, 0.05)

@@ -97,7 +97,7 @@ def test_proposals_are_drawn_from_the_corrected_law(block, law, pool_size):
             expected = law.scores(prefixes, logits[:, index : index + 1], seen)[:, 0]
             assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
         else:
-            pool = CandidatePool(drafter.kind.logits(target, hidden), pool_size, law, prefixes, noise)
+            pool = CandidatePool(drafter.logits(target, hidden), pool_size, law, prefixes, noise)
             ids = pool.token_ids[:, index]
             expected = pool.scores(logits[:, index].gather(1, ids), proposals[:, :index])
             chosen = choose(expected, noise[:, index].gather(1, ids))

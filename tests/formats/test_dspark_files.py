@@ -15,8 +15,8 @@ from test_export import FIELDS
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.exporting import stored_config
+from hf_domino.formats.fields import HEADS, OF_BLOCKS
 from hf_domino.formats.registry import format_of
-from hf_domino.kinds.kind import OF_BLOCKS
 
 HIDDEN, PROMPT = 32, torch.arange(7, 19)[None]
 GREEDY = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": -1}
@@ -203,7 +203,7 @@ def test_exported_and_loaded_they_draft_as_before(tiny_qwen3, tmp_path, kind, la
     tensors = again.state_dict()
     assert tensors.keys() == drafter.state_dict().keys()
     assert all(torch.equal(tensor, tensors[name]) for name, tensor in drafter.state_dict().items())
-    names = (*TOLD, *again.config.kind.head_fields, *again.config.kind.head_options)
+    names = (*TOLD, *sum(HEADS[again.config.projector_type], ()))
     told, before = ([(name, getattr(one.config, name)) for name in names] for one in (again, drafter))
     assert told == before
     found = []

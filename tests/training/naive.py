@@ -74,7 +74,7 @@ def _along(drafter, target, ids, context, anchor):
     causal = functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
     for k in range(drafter.config.block_size):
         places = torch.arange(anchor + k)[None]
-        embeds = drafter.kind.embed(view, ids[:, (places[0] + 1).clamp(max=ids.shape[1] - 1)])
+        embeds = drafter.embed(view, ids[:, (places[0] + 1).clamp(max=ids.shape[1] - 1)])
         states = torch.cat((states, drafter(embeds, states, places, causal)[:, -1:]), dim=1)
     found = states[0, anchor:]
     return found if drafter.config.norm_output else drafter.norm(found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from hf_domino.kinds.side_by_side import UNUSED
+from hf_domino.methods.side_by_side import UNUSED
 from hf_domino.training.objective.anchors import collate_rows, sample_anchors
 
 LOSS_MASK = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 1], [0, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0]])

@@ -19,8 +19,8 @@ from transformers import Cache, DynamicCache
 from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 from hf_domino.decoding.caches import PLACEHOLDERS
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import ContextCache
 
 # Sliding-window layers keep all positions here: one that keeps its window only cannot step back.
 FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, *PLACEHOLDERS)

@@ -23,9 +23,9 @@ from hf_domino.decoding.sampling import TokenLaw
 from hf_domino.decoding.static.fixed_caches import FixedCache, FlatQueries, compact, set_first
 from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.phases import PhaseTimer
-from hf_domino.kinds.context import ContextCache
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import ContextCache, NewContext
+from hf_domino.statistics.phases import PhaseTimer
 from hf_domino.target.view import Captured, TargetModel
 
 
@@ -298,7 +298,7 @@ class StaticDraftSession(DraftSession):
         positions = context.starts[:num_rows, None] + torch.arange(pending.shape[1], device=self.drafter.device)
         ends = context.lengths[:num_rows, None]
         features = self.drafter.fuse_context([pending])
-        return self.drafter.kind.draft(self.target, anchors, ends, features, positions, context)
+        return self.drafter.draft(self.target, anchors, ends, NewContext(features, positions), context)
 
 
 def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int) -> Any:

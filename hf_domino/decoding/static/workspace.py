@@ -23,7 +23,7 @@ from transformers.utils import output_capturing
 from hf_domino._common.notices import logger
 from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext
 from hf_domino.decoding.static.graphs import StageGraphs
-from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.methods import DominoDraftModel
 from hf_domino.target.view import TargetModel, has_hooks
 
 CAPACITY_STEP = 64  # capacities are multiples of it: texts of nearly the same length share graphs

@@ -14,8 +14,6 @@ from typing import Any
 import torch
 
 from hf_domino.data.filters import distinct_ngram_ratio
-from hf_domino.drafter.phases import timed_phases
-from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
 from hf_domino.evaluation.benchmark.partings import partings, until_end
@@ -23,6 +21,8 @@ from hf_domino.evaluation.benchmark.prompts import encode, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
 from hf_domino.pair import Pair
+from hf_domino.statistics.phases import timed_phases
+from hf_domino.statistics.stats import DecodingStats
 
 WARM_UPS, WARM_UP_TOKENS = 2, 32
 
@@ -36,7 +36,7 @@ class Bench:
         self._empty = [
             (drafter, deepcopy(drafter.state_dict()))
             for drafter in map(drafter_in, methods.values())
-            if drafter is not None and drafter.config.kind.has_table
+            if drafter is not None and drafter.config.learns_while_drafting
         ]
         self.modes = ["greedy"] + ["sample"] * (options.temperature > 0)
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.modeling import DominoDraftModel, recycling
 from hf_domino.evaluation.benchmark.options import COPIES, TRANSFORMERS_OWN, WITH_COPIES, BenchOptions
+from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.pair import Pair
 
 Arguments = dict[str, Any]
@@ -46,7 +46,7 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
     copies: Arguments = {"prompt_lookup_num_tokens": options.lookup_tokens} if name in (COPIES, WITH_COPIES) else {}
     if not name.startswith("domino"):
         return copies
-    if (kind := pair.drafter.config.kind.title) != "Domino":
+    if (kind := pair.drafter.config.title) != "Domino":
         return f"the drafter is of another kind: {kind}"
     # Whole blocks, or as far as it pays.
     how = {"draft_length": "full", "draft_tree_size": None} if name == "domino" else {"draft_length": "adaptive"}

@@ -15,12 +15,12 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.check.estimate import Estimate
 from hf_domino.evaluation.check.measure import Measurement, measure_variants, time_prompts, write_text
 from hf_domino.evaluation.check.prompts import prepare_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
+from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_drafter, check_target, drafter_of
 from hf_domino.target.identity import TargetIdentity, identity_of, recognise
 
@@ -104,7 +104,7 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
     check_drafter(unwrapped)
     check_target(unwrapped.config, target)
     check_causal(target)
-    unwrapped.config.kind.refuse_what_it_lacks("check_fit")
+    unwrapped.config.check_supports("check_fit")
     probe_width(target)
     recognise(unwrapped.config, target)
     return unwrapped

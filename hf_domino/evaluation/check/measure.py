@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.checks import readable_layers
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.loop import assisted_decoding
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
 from hf_domino.evaluation.check.prompts import Prompt
 from hf_domino.evaluation.prepared import GREEDY, prepared
+from hf_domino.methods import DominoDraftModel
 from hf_domino.target.view import TargetModel, input_device
 from hf_domino.training.evidence.acceptance import accept_lengths
 from hf_domino.training.objective.forward import STATES
@@ -113,8 +113,9 @@ def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[t
         yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
     with suppress(ValueError):  # of a kind or a head that has no other order
         yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
-    if drafter.has_correction_head:
-        yield WITHOUT_HEAD, drafter.view(projector_type="dflash")
+    headless = config.headless()
+    if drafter.has_correction_head and headless is not None:
+        yield WITHOUT_HEAD, drafter.view(projector_type=headless.projector_type)
     yield WITHOUT_CONTEXT, drafter.view()
 
 
@@ -122,7 +123,7 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
     """Layers a drafter may have been trained with instead: one off, in order, and by the releases' rule."""
     ids = list(config.target_layer_ids or ())
     candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
-    candidates.append(config.kind.layer_ids(num_target_layers, len(ids)))
+    candidates.append(config.choose_layers(num_target_layers, len(ids)))
     readable = readable_layers(config, num_target_layers)
     # The weights fix how many there are.
     fitting = (other for other in candidates if len(other) == len(ids) and set(other) <= set(readable) and other != ids)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.side_by_side import block_positions
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.side_by_side import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.anchors import block_labels

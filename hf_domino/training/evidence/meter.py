@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PrinterCallback, ProgressCallback
 
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.training.objective.losses import DraftLosses
 from hf_domino.training.objective.objective import Batch
 
@@ -34,7 +34,7 @@ class Meter:
     """Sums of losses and weights and of proposals that are right, in blocks whose all count."""
 
     def __init__(self, config: DominoConfig, device: torch.device):
-        self._label_offset, self._has_head = config.label_offset, bool(config.kind.head_layers)
+        self._label_offset, self._has_head = config.label_offset, bool(config.head_layers)
         self._sums = torch.zeros(3, device=device)
         self._places = torch.arange(config.num_draft_tokens + 1, device=device)
         # Blocks with at least 0, 1, ..., P proposals right, of base and corrected logits.

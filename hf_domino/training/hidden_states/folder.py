@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import whole_file
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.target.identity import TargetIdentity, check_same, identify
 
 INDEX_FILE, SHARDS = "index.json", "states-*.safetensors"

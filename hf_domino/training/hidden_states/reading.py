@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.data.rows import RowCounts
 from hf_domino.training.hidden_states.folder import INDEX_FILE, StateSettings, find_rows
 from hf_domino.training.objective.forward import STATES

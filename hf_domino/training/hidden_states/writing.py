@@ -22,7 +22,7 @@ from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.target.identity import identify
 from hf_domino.target.view import TargetModel
 from hf_domino.training.hidden_states.folder import INDEX_FILE, START_AGAIN, StateSettings, find_rows, write_shard

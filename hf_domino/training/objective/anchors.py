@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch.nn.utils.rnn import pad_sequence
 
-from hf_domino.configuration import DominoConfig
-from hf_domino.kinds.side_by_side import UNUSED, block_positions, gather_positions
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.methods.side_by_side import UNUSED, block_positions, gather_positions
 from hf_domino.training.objective.forward import STATES
 
 TRAINING_STREAM, EVALUATION_STREAM = range(2)  # keep apart what is drawn for one use and another

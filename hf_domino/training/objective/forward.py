@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 
 from hf_domino._common.refusal import refusal
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.side_by_side import block_positions, gather_positions
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.side_by_side import block_positions, gather_positions
 from hf_domino.target.view import Captured, TargetModel
 
 STATES = "hidden_states"  # of rows that carry the target's, `[S, C, H]`
@@ -94,7 +94,7 @@ def draft_blocks(
         correction head.
     """
     input_ids, anchors = batch["input_ids"], batch["anchors"]
-    hidden = drafter.kind.draft_blocks(target, input_ids, context_features, anchors)
+    hidden = drafter.draft_blocks(target, input_ids, context_features, anchors)
     if drafter.head is None:
         return hidden, None
     # With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.

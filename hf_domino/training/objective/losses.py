@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 
-from hf_domino.configuration import DominoConfig
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.vocabulary import DraftVocabulary
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.vocabulary import DraftVocabulary
 from hf_domino.target.view import TargetModel
 
 
@@ -150,7 +150,7 @@ def draft_logits(
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Both `[..., D]` in fp32; the same tensor without a correction head.
     """
-    base = drafter.kind.logits(target, hidden).float()
+    base = drafter.logits(target, hidden).float()
     head = drafter.head
     if head is None or states is None:
         return base, base

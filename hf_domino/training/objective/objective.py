@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.kinds.side_by_side import block_positions
+from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.side_by_side import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.anchors import block_labels
@@ -62,7 +62,7 @@ class Objective:
         self.drafter, self.target = drafter, target
         self.args, config = args, drafter.config
         published = LOSS_DECAY_BY_BLOCK_SIZE.get(config.block_size, round(0.45 * config.block_size, 2))
-        self.loss_decay = args.loss_decay or config.kind.loss_decay or published
+        self.loss_decay = args.loss_decay or config.loss_decay or published
         self.gathers = not args.is_static
         self.max_logits = min(MOST_LOGITS, POSITIONS_IN_CACHE * config.draft_width) if self.gathers else MOST_LOGITS
         self._autocast = autocast
@@ -107,7 +107,7 @@ class Objective:
 
     def _score_in_chunks(self, blocks: ScoredBlocks, lambda_base: float | None) -> DraftLosses:
         """Score blocks whose logits are never all in memory at once, each with its gradients where they are wanted."""
-        config, parameters = self.drafter.config, self.drafter.kind.head_parameters()
+        config, parameters = self.drafter.config, self.drafter.head_parameters()
         chunks = blocks.split(max(1, self.max_logits // (config.draft_width * config.block_size)))
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which makes its own backward pass
             return _sum_up([self._score_chunk(chunk, lambda_base) for chunk in chunks])

@@ -27,12 +27,12 @@ from transformers import CompileConfig, PreTrainedModel, Qwen3Config, Qwen3ForCa
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
 from hf_domino._common.whole_files import check_writable, write_whole
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.static.graphs import without_graphs
 from hf_domino.decoding.static.workspace import release_workspaces
-from hf_domino.drafter.modeling import DominoDraftModel
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.timing import timed
+from hf_domino.methods import DominoDraftModel
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and drafter
     "qwen3-8b": (

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import BUNDLED
 from hf_domino.target.identity import identify
 from recipes.cards import RECIPE as DRAFTER

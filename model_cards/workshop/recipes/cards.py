@@ -13,7 +13,7 @@ from transformers import TrainerState
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, read_sections, read_text
 from hf_domino.cards.training import training_section
-from hf_domino.configuration import DominoConfig
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.publishing.folder_card import card_for
 from hf_domino.training.fields import RECORDED
 from recipes.corpus import REQUIREMENTS

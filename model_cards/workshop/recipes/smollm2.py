@@ -18,7 +18,7 @@ from pyarrow.parquet import write_table
 
 from hf_domino._common.whole_files import whole_file
 from hf_domino.data.writing import REPORT
-from hf_domino.drafter.modeling import DominoDraftModel
+from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import domino_folder
 from recipes.cards import write_smollm2_card
 from recipes.processes import HF_DOMINO, run_command, torchrun

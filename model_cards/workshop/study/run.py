@@ -19,21 +19,23 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.provenance import provenance
 from hf_domino.cli.main import main as hf_domino
+from hf_domino.configuration.registry import config_classes
 from hf_domino.data.rows import load_rows
-from hf_domino.drafter.modeling import DominoDraftModel
-from hf_domino.drafter.stats import DecodingStats
 from hf_domino.evaluation.check.estimate import estimate_mean
+from hf_domino.methods import DominoDraftModel
+from hf_domino.statistics.stats import DecodingStats
 from hf_domino.target.identity import identify
 from hf_domino.training.evidence.acceptance import walk_acceptance
 from hf_domino.training.fields import DrafterArguments
-from hf_domino.training.parts import OF_A_HEAD
+from hf_domino.training.parts import fields_of_head
 from recipes.processes import PATH
 from study.plan import Run, Study
 from study.rows import Row, finished, read_rows
 from study.texts import EVALUATION, digest_of
 
 JOB_FILE, ROW_FILE, WEIGHTS = "job.yaml", "row.json", "model.safetensors"
-OF_A_BACKBONE = {field.name for field in fields(DrafterArguments)} - set(OF_A_HEAD)
+OF_A_HEAD = set[str]().union(*(fields_of_head(method) for method in config_classes()))
+OF_A_BACKBONE = {field.name for field in fields(DrafterArguments)} - OF_A_HEAD
 # What a study's file leaves out: as when the first rows were made, so that rows can be compared.
 LEFT_OUT = {"learning_rate": 6e-4, "muon_learning_rate": None, "distillation_weight": 0.0, "pure_draft_prefix_len": 0}
 # No checkpoints: a run that is killed starts again. Rounds are walked here, with what the row needs of them.

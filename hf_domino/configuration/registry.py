@@ -1,0 +1,38 @@
+"""The registry of methods: the model class of each, by `projector_type`. `hf_domino.methods` registers its own."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig
+
+METHODS: dict[str, Any] = {}  # subclasses of DominoDraftModel
+
+
+def register(model_class: Any) -> None:
+    """Register a method of drafting, which `projector_type` then names wherever a drafter is made or loaded.
+
+    Args:
+        model_class (`type[DominoDraftModel]`): Its model. The model's `config_class`, a subclass of [`DominoConfig`],
+            names the method by its default of `projector_type`.
+    """
+    METHODS[model_class.config_class.projector_type] = model_class
+    for auto_class in (AutoModel, AutoModelForCausalLM):
+        auto_class.register(model_class.config_class, model_class, exist_ok=True)
+
+
+def config_classes() -> list[Any]:
+    """The configuration classes of all methods."""
+    return [model_class.config_class for model_class in METHODS.values()]
+
+
+def all_fields() -> dict[str, str]:
+    """The fields of all methods' configurations, each with the text of its type, such as `"list[int] | None"`."""
+    inherited = {field.name for field in fields(PreTrainedConfig)}
+    return {
+        field.name: str(field.type)
+        for config_class in config_classes()
+        for field in fields(config_class)
+        if field.name not in inherited
+    }

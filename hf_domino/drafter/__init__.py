@@ -1,1 +1,0 @@
-"""The mathematics of a drafter: context features, backbone, correction head, and the model they make."""

@@ -1,0 +1,25 @@
+"""The methods of drafting, one file each, registered by `projector_type`.
+
+To add a method, write its file, with a subclass of [`DominoConfig`] and one of [`DominoDraftModel`], and register it.
+"""
+
+from __future__ import annotations
+
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.configuration.registry import METHODS, register
+from hf_domino.methods.dflash import DFlashModel
+from hf_domino.methods.dflash2 import DFlash2Model
+from hf_domino.methods.domino import DominoMethodModel
+from hf_domino.methods.dspark import DSparkModel
+from hf_domino.methods.eagle3 import Eagle3Model
+from hf_domino.methods.modeling import DominoDraftModel
+from hf_domino.methods.recycling import RecyclingModel, recycling
+
+register(DominoMethodModel)
+register(DFlashModel)
+register(DSparkModel)
+register(DFlash2Model)
+register(Eagle3Model)
+register(RecyclingModel)
+
+__all__ = ["METHODS", "DominoConfig", "DominoDraftModel", "recycling", "register"]

@@ -1,0 +1,149 @@
+"""What all methods share whose backbone drafts a block from context features (DFlash, arXiv 2602.06036).
+
+The block of anchor a stands at positions a..a+K-1 and sees the context strictly before a and itself. What it drafts is
+taken as it is, or corrected by a head that a method adds.
+
+Shapes: B batch, Q block positions, C new context positions, S all context positions or sequence length, N blocks per
+sequence, K block size, P proposals, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+
+from hf_domino.methods.backbone import AttentionInputs, BackboneLayer, RotaryTable, windowed
+from hf_domino.methods.block_config import BlockConfig
+from hf_domino.methods.context import NO_CONTEXT, NewContext
+from hf_domino.methods.modeling import DominoDraftModel
+from hf_domino.methods.side_by_side import BlockView, block_positions
+
+if TYPE_CHECKING:
+    from hf_domino.target.view import TargetModel
+
+
+class BlockModel(DominoDraftModel):
+    """A drafter whose backbone drafts a block at once; a head that corrects it is a method's own."""
+
+    config_class = BlockConfig
+    config: BlockConfig
+    main_input_name = "noise_embeds"
+    _no_split_modules = ["BackboneLayer"]
+
+    def build(self) -> None:  # under the names of the releases
+        config = self.config
+        self.fc = nn.Linear(config.num_captured * config.hidden_size, config.hidden_size, bias=False)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.layers = nn.ModuleList(BackboneLayer(config, index) for index in range(config.num_hidden_layers))
+        self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self._rotary = RotaryTable(config)
+
+    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        joined = torch.cat(tuple(hidden_states), dim=-1)
+        return self.hidden_norm(self.fc(joined.to(self.fc.weight)))
+
+    def draft_states(
+        self,
+        noise_embeds: torch.Tensor,
+        position_ids: torch.Tensor,
+        context_features: torch.Tensor | None = None,
+        context_position_ids: torch.Tensor | None = None,
+        view: BlockView | None = None,
+        cache: Any = None,
+        context_counts: Sequence[int] | None = None,
+    ) -> torch.Tensor:
+        """Draft hidden states `[B, Q, H]` of one block, or of several side by side.
+
+        Args:
+            noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
+            position_ids (`torch.Tensor`): Absolute positions `[B, Q]`.
+            context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
+            context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
+            view (`BlockView`, *optional*): What blocks side by side see; None for one block, which sees all context
+                and itself. Windows are within it.
+            cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
+            context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
+                positions, where a cache is given; None for all.
+        """
+        mask = None
+        if cache is not None:
+            num_new = 0 if context_features is None else context_features.shape[1]
+            visible = cache.begin(len(noise_embeds), num_new, context_counts)  # [B, S]
+            if visible is not None:  # of the context; and all of the block itself
+                mask = F.pad(visible, (0, noise_embeds.shape[1]), value=True)[:, None, None].to(noise_embeds.device)
+        if context_position_ids is not None:
+            position_ids = torch.cat((context_position_ids, position_ids), dim=1)
+        length = noise_embeds.shape[1]
+        convolved = None
+        if self.config.conv_kernel_size is not None:
+            convolved = length if view is None else view.block_size
+        inputs = AttentionInputs(
+            context_features, self._rotary(position_ids), mask, cache, view=view, convolved=convolved
+        )
+        sliding = windowed(self.config, inputs, position_ids, length) if self.config.has_sliding_layers else inputs
+        block = noise_embeds.to(self.fc.weight)
+        for index, layer in enumerate(self.layers):
+            block = layer(block, sliding if self.config.is_sliding(index) else inputs)
+        if cache is not None:
+            cache.advance()
+        return self.norm(block)
+
+    def embed(self, target: TargetModel, token_ids: torch.Tensor) -> torch.Tensor:
+        """What the backbone reads of tokens `[B, Q]`: their embeddings `[B, Q, H]`."""
+        embeds = target.embed(token_ids, self.config.input_embedding_scale)
+        return embeds.to(self.device)
+
+    def draft(
+        self,
+        target: TargetModel,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        new: NewContext | None,
+        cache: Any,
+        endings: Callable[[int], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        config = self.config
+        features, feature_positions, counts = new or NO_CONTEXT
+        masks = anchors.new_full((len(anchors), (config.block_size - 1) * anchors.shape[1]), config.mask_token_id)
+        block = torch.cat((anchors, masks), dim=1)
+        draft_hidden = self(
+            self.embed(target, block.long()),
+            positions + torch.arange(block.shape[1], device=self.device),
+            features,
+            feature_positions,
+            cache=cache,
+            context_counts=counts,
+        )
+        return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
+
+    def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
+        # Scaled and capped as the files say, or else as the target's own are.
+        config = self.config
+        is_told = config.output_multiplier is not None or config.final_logit_softcapping is not None
+        return self.vocabulary.logits(target, hidden, config if is_told else None)
+
+    def draft_blocks(
+        self,
+        target: TargetModel,
+        input_ids: torch.Tensor,
+        features: torch.Tensor | None,
+        anchors: torch.Tensor,
+    ) -> torch.Tensor:
+        size, device = self.config.block_size, self.device
+        num_context = 0 if features is None else features.shape[1]
+        positions = block_positions(anchors, size)  # [B, N, K]
+        noise_ids = torch.full_like(positions, self.config.mask_token_id)
+        noise_ids[..., 0] = input_ids.gather(1, positions[..., 0])
+        hidden = self.draft_states(
+            noise_embeds=self.embed(target, noise_ids.flatten(1)),
+            position_ids=positions.flatten(1).to(device),
+            context_features=features,
+            context_position_ids=torch.arange(num_context, device=device).expand(len(anchors), -1),
+            view=BlockView.at(anchors, size, num_context).to(device),
+        )
+        return hidden.unflatten(1, positions.shape[1:])

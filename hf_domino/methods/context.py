@@ -1,0 +1,148 @@
+"""Context features are kept between rounds: the cache of their keys and values.
+
+Shapes: B batch, C new context positions, H hidden size, S cached context length, Q block
+positions, A key/value heads, D head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+
+class NewContext(NamedTuple):
+    """Context that the target has read since the last draft.
+
+    Args:
+        features (`torch.Tensor`, *optional*): Context features `[B, C, H]`, as `fuse_context` returns them.
+        positions (`torch.Tensor`, *optional*): Their absolute positions `[B, C]`.
+        counts (`Sequence[int]`, *optional*): How many of each sequence's C positions are valid, the first ones; None
+            for all.
+    """
+
+    features: torch.Tensor | None = None
+    positions: torch.Tensor | None = None
+    counts: Sequence[int] | None = None
+
+
+NO_CONTEXT = NewContext()
+
+
+class ContextCache:
+    """Keys and values of the context, per drafter layer, kept between rounds; a block's own are never stored.
+
+    Every row has its own length: new positions are written behind the row's last valid one, over what an earlier round
+    left there unused. The buffers grow by doubling, so that a round appends in place instead of copying what is there.
+    """
+
+    def __init__(self, num_layers: int):
+        self._keys: list[torch.Tensor | None] = [None] * num_layers
+        self._values: list[torch.Tensor | None] = [None] * num_layers
+        self._lengths: list[int] = []  # per row; empty before the first positions
+        self._added: list[int] = []  # per row, being stored in this forward
+
+    @property
+    def lengths(self) -> list[int]:
+        """Context positions of each row; empty before the first ones."""
+        return self._lengths
+
+    def begin(self, batch_size: int, num_positions: int, counts: Sequence[int] | None) -> torch.Tensor | None:
+        """Announce the positions that every layer is about to store.
+
+        Args:
+            batch_size (`int`): B.
+            num_positions (`int`): New positions (C).
+            counts (`Sequence[int]`, *optional*): How many of them are valid in each row, the first ones; None for all.
+
+        Returns:
+            `torch.Tensor`, *optional*: Which of the cached positions belong to each row then, `[B, S]` bool on the CPU;
+            None if all do.
+        """
+        self._lengths = self._lengths or [0] * batch_size
+        self._added = [num_positions] * batch_size if counts is None else list(counts)
+        ends = self._ends()
+        if min(ends) == max(ends):
+            return None
+        return torch.arange(max(ends)) < torch.tensor(ends)[:, None]
+
+    def window(self, size: int) -> tuple[torch.Tensor, range]:
+        """Lengths `[B]` once the announced positions are stored, and the positions that any row's window reaches."""
+        ends = self._ends()
+        return torch.tensor(ends), range(max(0, min(ends) - size + 1), max(ends))
+
+    def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new context keys and values `[B, A, C, D]` of one layer, and return all `[B, A, S, D]`.
+
+        Lengths move only with [`~ContextCache.advance`], once all layers have stored theirs.
+        """
+        end = max(self._ends())
+        all_keys = self._keys[layer_index] = self._store(self._keys[layer_index], keys)
+        all_values = self._values[layer_index] = self._store(self._values[layer_index], values)
+        return all_keys[:, :, :end], all_values[:, :, :end]
+
+    def join(
+        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new context of one layer and put the block, which is never stored, behind all of it.
+
+        Args:
+            layer_index (`int`): Which drafter layer.
+            keys (`torch.Tensor`): New context, then the block, `[B, A, C + Q, D]`.
+            values (`torch.Tensor`): Likewise.
+            length (`int`): Block positions (Q).
+            first (`int`, *optional*, defaults to 0): Context position to begin with; earlier ones are left out.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: Keys and values of all context and the block, `[B, A, S + Q, D]`.
+        """
+        split = keys.shape[2] - length
+        context_keys, context_values = self.append(layer_index, keys[:, :, :split], values[:, :, :split])
+        return (
+            torch.cat((context_keys[:, :, first:], keys[:, :, split:]), dim=2),
+            torch.cat((context_values[:, :, first:], values[:, :, split:]), dim=2),
+        )
+
+    def advance(self) -> None:
+        """Count the positions announced last."""
+        self._lengths = self._ends()
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these rows, in this order."""
+        self._lengths = [self._lengths[row] for row in rows] if self._lengths else []
+        for buffers in (self._keys, self._values):
+            buffers[:] = [None if buffer is None else buffer[list(rows)] for buffer in buffers]
+
+    def can_grow(self, dtype: torch.dtype, device: torch.device) -> bool:
+        """Whether keys of this dtype and device can be stored behind what is there, in the present autograd mode."""
+        stored = [buffer for buffer in (*self._keys, *self._values) if buffer is not None]
+        if any(buffer.is_inference() for buffer in stored) and not torch.is_inference_mode_enabled():
+            return False
+        return all(buffer.dtype == dtype and buffer.device == device for buffer in stored)
+
+    def crop(self, lengths: Sequence[int]) -> None:
+        """Forget all but so many first positions of each row."""
+        self._lengths = [min(length, current) for length, current in zip(lengths, self._lengths, strict=False)]
+
+    def leave_gap(self) -> None:
+        """Note that positions between those stored and the next ones were not seen."""
+
+    def _ends(self) -> list[int]:
+        """Lengths once the positions announced last are counted."""
+        return [length + count for length, count in zip(self._lengths, self._added, strict=True)]
+
+    def _store(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
+        count, capacity = new.shape[2], max(self._lengths) + new.shape[2]
+        if buffer is None or buffer.shape[2] < capacity:
+            # Zeros, not garbage: a masked position must not bring a NaN into the weighted sum.
+            grown = new.new_zeros(*new.shape[:2], max(2 * capacity, 64), new.shape[3])
+            if buffer is not None:
+                grown[:, :, : buffer.shape[2]] = buffer
+            buffer = grown
+        if min(self._lengths) == max(self._lengths):
+            buffer[:, :, self._lengths[0] : self._lengths[0] + count] = new
+        else:
+            for row, start in enumerate(self._lengths):
+                buffer[row, :, start : start + count] = new[row]
+        return buffer

@@ -1,0 +1,22 @@
+"""Plain DFlash (arXiv 2602.06036): the drafts of a block are taken as they are."""
+
+from __future__ import annotations
+
+from huggingface_hub.dataclasses import strict
+
+from hf_domino.methods.block import BlockModel
+from hf_domino.methods.block_config import BlockConfig
+
+
+@strict
+class DFlashConfig(BlockConfig):
+    """Configuration of a DFlash drafter, whose fields are those of [`BlockConfig`]."""
+
+    projector_type: str = "dflash"
+    title = "DFlash"
+
+
+class DFlashModel(BlockModel):
+    """A DFlash drafter: a backbone whose base logits are taken as they are."""
+
+    config_class = DFlashConfig

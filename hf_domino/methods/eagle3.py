@@ -1,0 +1,315 @@
+"""EAGLE-3: one layer that reads captured states with the tokens behind them, then its own drafts (arXiv 2503.01840).
+
+The entry of position t is the fused state of t and token t + 1. The layer's attention reads [norm(embedding);
+norm(state)] of an entry and of all before it; what it adds to the state is the draft hidden state, of which lm_head,
+behind a norm, makes the distribution of token t + 2. Behind the anchor that state takes the place of the target's: an
+entry of a draft is the hidden state that it was drawn from, and its token. A branch sees the context and its own
+drafts.
+
+Names of tensors are those of speculators and vLLM; the releases of others are renamed as they are read.
+
+Shapes: B batch, C new context positions, S stored positions, E entries to be made, L branches, N drafts of all
+branches so far or anchors of a sequence, K drafts behind an anchor, A heads, D head width, H hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm
+
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.methods.backbone import RotaryTable, rotate
+from hf_domino.methods.context import NewContext
+from hf_domino.methods.entries import EntryCache
+from hf_domino.methods.interface import Branches
+from hf_domino.methods.modeling import DominoDraftModel
+from hf_domino.methods.side_by_side import block_positions, gather_positions
+
+if TYPE_CHECKING:
+    from hf_domino.target.view import TargetModel
+
+# Of queries, keys and values `[B, A, E, D]`: what is attended, `[B, A, E, D]`.
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+ONE_LAYER = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}
+
+
+@strict
+class Eagle3Config(DominoConfig):
+    """Configuration of an EAGLE-3 drafter, which drafts at most `block_size` tokens.
+
+    Args:
+        norm_before_residual (`bool`, *optional*, defaults to `False`): Whether its layer adds to the normed state.
+        norm_before_fc (`bool`, *optional*, defaults to `False`): Whether captured states are normed together.
+        fc_norm (`bool`, *optional*, defaults to `False`): Whether captured states are normed each.
+        norm_output (`bool`, *optional*, defaults to `False`): Whether the state that goes on is the normed one.
+        own_embeddings (`bool`, *optional*, defaults to `False`): Whether embeddings are its own, not the target's.
+        own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
+        kwargs: The fields of [`DominoConfig`].
+    """
+
+    projector_type: str = "eagle3"
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    own_embeddings: bool = False
+    own_lm_head: bool = False
+
+    title = "EAGLE-3"
+    article = "an"
+    needs_layer_ids = False
+    most_captured = 3
+    defaults = {"block_size": 7, "num_hidden_layers": 1}
+    fixed = ONE_LAYER
+    unread = ("mask_token_id",)
+    lacks = {
+        "start_from_target": "Its layer reads embeddings beside states; leave it out.",
+        "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",
+        "gradient_checkpointing": "It has one layer; leave it out.",
+        "cache_implementation='static'": "Its branches are no rounds of fixed shape yet; leave it out.",
+        "explain_round": "What it drafts depends on the path; look at drafter.stats.",
+    }
+    loss_decay = -1 / math.log(0.8)  # weights of 0.8^i (arXiv 2503.01840)
+
+    @classmethod
+    def choose_layers(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
+        """The first, middle and last layers of EAGLE-3, where the target has as many."""
+        ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
+        fits = ids == sorted(set(ids)) and num_captured in (None, len(ids))
+        return ids if fits else super().choose_layers(num_target_layers, num_captured)
+
+    def follow_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self.own_embeddings = "embed_tokens.weight" in shapes  # the target's, unless they are stored
+        self.own_lm_head = "lm_head.weight" in shapes
+
+    def check(self) -> None:
+        super().check()
+        if self.norm_before_fc and self.fc_norm:
+            raise ValueError("fc_norm must be False with norm_before_fc=True, got True.")
+
+
+class EntryAttention(nn.Module):
+    """Attention of entries; the caller says which entries they see."""
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__()
+        self.head_dim, width = config.head_dim, config.hidden_size
+        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(2 * width, queries, bias=False)
+        self.k_proj = nn.Linear(2 * width, keys, bias=False)
+        self.v_proj = nn.Linear(2 * width, keys, bias=False)
+        self.o_proj = nn.Linear(queries, width, bias=False)
+
+    def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
+        """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
+        attended = attend(rotate(self._heads(self.q_proj(read)), *rotary), *self.project(read, rotary))
+        return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+    def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Keys and values `[B, A, E, D]` alone."""
+        return rotate(self._heads(self.k_proj(read)), *rotary), self._heads(self.v_proj(read))
+
+    def _heads(self, projected: torch.Tensor) -> torch.Tensor:
+        return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, A, E, D]
+
+
+class EntryLayer(nn.Module):
+    """The layer: attention over entries and an MLP, added to the entries' states."""
+
+    def __init__(self, config: Eagle3Config):
+        super().__init__()
+        self.self_attn, self.mlp = EntryAttention(config), Qwen3MLP(config)
+        self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.norm_before_residual = config.norm_before_residual
+
+    def read(self, embeds: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """What attention reads of entries, `[B, E, 2H]`."""
+        return torch.cat((self.input_layernorm(embeds), self.hidden_norm(states)), dim=-1)
+
+    def forward(
+        self, embeds: torch.Tensor, states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend
+    ) -> torch.Tensor:
+        """Draft hidden states `[B, E, H]` of entries: embeddings and states, both `[B, E, H]`."""
+        read = self.read(embeds, states)
+        states = read[..., states.shape[-1] :] if self.norm_before_residual else states
+        states = states + self.self_attn(read, rotary, attend)
+        return states + self.mlp(self.post_attention_layernorm(states))
+
+
+class _Drafts:
+    """Keys and values of drafts so far, in branches, and of what stands before them: see [`Attend`].
+
+    Args:
+        sees (`torch.Tensor`): What each branch sees of them, `[B, L, N]` bool.
+        attend (`Callable`): Gives attention of queries, keys and values where so is seen.
+        kept (`tuple[torch.Tensor, ...]`): Keys and values `[B, A, N, D]`, if there are any.
+    """
+
+    def __init__(self, sees: torch.Tensor, attend: Callable[..., torch.Tensor], kept: tuple[torch.Tensor, ...] = ()):
+        self.sees, self._attend, self._kept = sees, attend, kept
+
+    def __call__(self, queries: torch.Tensor, *states: torch.Tensor) -> torch.Tensor:
+        """The next draft of each branch, which sees itself, too."""
+        if self._kept:
+            states = tuple(torch.cat(pair, dim=2) for pair in zip(self._kept, states, strict=True))
+        own = torch.eye(queries.shape[2], dtype=torch.bool, device=queries.device).expand(len(queries), -1, -1)
+        self.sees, self._kept = torch.cat((self.sees, own), dim=2), states
+        return self._attend(queries, *states, self.sees)
+
+
+class Eagle3Model(DominoDraftModel):
+    """An EAGLE-3 drafter, with the norms that were added since, of states that are read and of the one that goes on."""
+
+    config_class = Eagle3Config
+    config: Eagle3Config
+    _no_split_modules = ["EntryLayer"]
+
+    def build(self) -> None:
+        config = self.config
+        width, count, eps = config.hidden_size, config.num_captured, config.rms_norm_eps
+        if config.fc_norm:
+            self.fc_norm = nn.ModuleList(Qwen3RMSNorm(width, eps=eps) for _ in range(count))
+        if config.norm_before_fc:
+            self.input_norm = Qwen3RMSNorm(count * width, eps=eps)
+        self.fc = nn.Linear(count * width, width, bias=False)
+        self.layers = nn.ModuleList([EntryLayer(config)])
+        self.norm = Qwen3RMSNorm(width, eps=eps)
+        if config.own_embeddings:
+            self.embed_tokens = nn.Embedding(config.vocab_size, width)
+        if config.own_lm_head:
+            self.lm_head = nn.Linear(width, config.draft_width, bias=False)
+        self._rotary = RotaryTable(config)
+
+    def new_context(self) -> EntryCache:
+        return EntryCache()
+
+    def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
+        captured = [states.to(self.fc.weight) for states in hidden_states]
+        if self.config.fc_norm:
+            captured = [norm(states) for norm, states in zip(self.fc_norm, captured, strict=True)]
+        joined = torch.cat(captured, dim=-1)
+        return self.fc(self.input_norm(joined) if self.config.norm_before_fc else joined)
+
+    def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
+        config = self.config
+        normed = hidden.to(self.device)
+        normed = normed if config.norm_output else self.norm(normed)
+        if config.own_lm_head:
+            return self.lm_head(normed).to(hidden.device).float()
+        return self.vocabulary.logits(target, normed.to(hidden.device))
+
+    def head_parameters(self) -> list[nn.Parameter]:
+        names = ("norm",) * (not self.config.norm_output) + ("lm_head",) * self.config.own_lm_head
+        return [weight for name in names for weight in self.get_submodule(name).parameters()]
+
+    def embed(self, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings `[..., H]` of tokens `[...]`; an id that is no token's, such as an image's, has some."""
+        tokens = tokens.clamp(0, self.config.vocab_size - 1)
+        embeds = self.embed_tokens(tokens.to(self.device)) if self.config.own_embeddings else target.embed(tokens)
+        return embeds.to(self.fc.weight)
+
+    def draft_states(
+        self, embeds: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Draft hidden states `[B, E, H]` of entries, from embeddings and states `[B, E, H]` at positions `[B, E]`."""
+        layer: Any = self.layers[0]
+        hidden = layer(embeds, states, self._rotary(positions), attend)
+        return self.norm(hidden) if self.config.norm_output else hidden
+
+    def draft(
+        self,
+        target: TargetModel,
+        anchors: torch.Tensor,
+        positions: torch.Tensor,
+        new: NewContext | None,
+        cache: Any,
+        endings: Callable[[int], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        # States are kept; entries are made once the tokens behind them are known.
+        device = self.device
+        if new is not None and new.features is not None:
+            cache.keep(new.features, new.counts)
+        if not anchors.shape[1] or endings is None:
+            return torch.zeros(len(anchors), 0, self.config.hidden_size, dtype=self.dtype, device=device)
+        states, counts = cache.reopen()  # [B, E, H]
+        last = torch.tensor(counts, device=device)[:, None]  # [B, 1]
+        tokens, places = endings(states.shape[1]), torch.arange(states.shape[1], device=device)
+        if min(counts) < max(counts):  # the first ones of each row are its entries
+            tokens = tokens.gather(1, (places - last).to(tokens.device) % states.shape[1])
+        embeds = self.embed(target, tokens)
+        hidden = self(embeds, states, positions - last + places, cache.attend)
+        cache.entries.advance()
+        return hidden.gather(1, (last - 1)[..., None].expand(-1, -1, hidden.shape[2]))
+
+    def branches(self, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any) -> Branches:
+        return _Branches(self, target, hidden, positions, cache)
+
+    def draft_blocks(
+        self,
+        target: TargetModel,
+        input_ids: torch.Tensor,
+        features: torch.Tensor | None,
+        anchors: torch.Tensor,
+    ) -> torch.Tensor:
+        # The known text stands for what is drafted; its hidden states are the drafter's own. An anchor that is the
+        # first token of its text has no state before it: zeros stand for it.
+        device, count = self.device, self.config.block_size
+        layer: Any = self.layers[0]
+        has_context = features is not None
+        if features is None:
+            features = torch.zeros(len(anchors), 1, self.config.hidden_size, device=device, dtype=self.dtype)
+        length = features.shape[1]
+        behind = input_ids[:, 1 : length + 1]
+        behind = F.pad(behind, (0, length - behind.shape[1]))
+        read = layer.read(self.embed(target, behind), features)
+        columns, ends = torch.arange(length, device=device), (anchors - 1).to(device)
+        kept = layer.self_attn.project(read, self._rotary(columns[None]))
+        # All of its text before the entry at position anchor - 1, which is the first of its own.
+        attend = _Drafts((columns < ends[..., None]) & has_context, _attend, kept)
+        first = ends.clamp(0, length - 1)[..., None]
+        states = features.gather(1, first.expand(-1, -1, features.shape[2])) * (ends >= 0)[..., None].to(features)
+        tokens = gather_positions(input_ids, block_positions(anchors, count))  # [B, N, K]
+        hidden = []
+        for depth in range(count):
+            embeds = self.embed(target, tokens[..., depth])
+            states = self.draft_states(embeds, states, (ends + depth).clamp(min=0), attend)
+            hidden.append(states)
+        return torch.stack(hidden, dim=2)
+
+
+class _Branches:
+    """Branches of a round. Keys and values of their drafts stand behind the context's in its buffers, uncounted."""
+
+    def __init__(
+        self, drafter: Eagle3Model, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
+    ):
+        self._drafter, self._target = drafter, target
+        self._hidden, self._positions = hidden, positions
+        nothing = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)
+        self._drafts = _Drafts(nothing, cache.attend_behind)
+
+    def __call__(self, parents: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+        parents, drafts = parents.to(self._hidden.device)[..., None], self._drafts
+        states = self._hidden.gather(1, parents.expand(-1, -1, self._hidden.shape[2]))
+        drafts.sees = drafts.sees.gather(1, parents.expand(-1, -1, drafts.sees.shape[2]))
+        embeds = self._drafter.embed(self._target, tokens)
+        self._hidden = self._drafter(embeds, states, self._positions.expand(-1, parents.shape[1]), drafts)
+        self._positions = self._positions + 1
+        return self._hidden
+
+
+def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
+    """Attention `[B, A, E, D]` under a mask `[B, E, S]` bool."""
+    queries, keys = queries.to(values.dtype), keys.to(values.dtype)  # of one dtype under autocast, too
+    return F.scaled_dot_product_attention(queries, keys, values, sees[:, None], enable_gqa=True)

@@ -1,0 +1,270 @@
+"""`DominoDraftModel`: the model that a drafter of any method is, loaded, saved, viewed and counted in one way.
+
+A method is a subclass of it, with the hooks of [`~methods.interface.DraftingMethod`].
+Embeddings and lm_head are the target's and are not stored.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_domino._common.refusal import refusal
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.configuration.registry import METHODS
+from hf_domino.formats.adapters import load_adapted
+from hf_domino.formats.exporting import Export
+from hf_domino.formats.exporting import export as export_drafter
+from hf_domino.formats.fields import TARGET_TENSORS
+from hf_domino.formats.loading import check_loaded, translate
+from hf_domino.formats.standalone import write_bundle
+from hf_domino.methods.backbone import ZeroLinear
+from hf_domino.methods.interface import DraftingMethod
+from hf_domino.methods.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
+from hf_domino.statistics.stats import DecodingStats, last_stats
+
+
+class DominoDraftModel(DraftingMethod, PreTrainedModel):
+    """A drafter: reads target hidden states and proposes a block of tokens in one parallel pass.
+
+    Pass it as `assistant_model` to `generate` or to a text-generation pipeline. `DominoDraftModel(config)` and
+    `from_pretrained` give an instance of the subclass of the configuration's method.
+
+    Args:
+        config (`DominoConfig`): Sizes and conventions; see [`DominoConfig.for_target`].
+
+    Example:
+    ```python
+    >>> from transformers import Qwen3Config
+    >>> from hf_domino import DominoConfig, DominoDraftModel
+    >>> target_config = Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... )
+    >>> drafter = DominoDraftModel(DominoConfig.for_target(target_config, block_size=8))
+    >>> drafter.has_correction_head, drafter.config.num_draft_tokens
+    (True, 8)
+
+    ```
+    """
+
+    config_class = DominoConfig
+    base_model_prefix = "model"
+    input_modalities = ("text",)
+    _no_split_modules: list[str] = []
+    _supports_sdpa = True
+    supports_gradient_checkpointing = True
+    _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
+
+    def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> DominoDraftModel:
+        """Make a model of the configuration's method."""
+        is_method = cls is not DominoDraftModel or not isinstance(config, DominoConfig)
+        return super().__new__(cls if is_method else METHODS[config.projector_type])
+
+    def __init__(self, config: DominoConfig):
+        if not isinstance(config, self.config_class):
+            remedy = "DominoDraftModel(config) makes the drafter of any method."
+            raise refusal(f"config of {type(self).__name__}", self.config_class.__name__, type(config).__name__, remedy)
+        config.check()  # `from_pretrained` sets fields after it has built the configuration
+        super().__init__(config)
+        self.build()
+        if config.draft_vocab_size is not None:
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+        self.post_init()
+
+    @classmethod
+    def shapes(cls, config: DominoConfig) -> dict[str, tuple[int, ...]]:
+        """Shapes of all tensors that a configuration describes, by name; none of them is made."""
+        described = cls.__new__(cls)
+        nn.Module.__init__(described)
+        described.config = config
+        with torch.device("meta"):
+            described.build()
+        found = {name: tuple(weight.shape) for name, weight in described.named_parameters()}
+        return found if config.draft_vocab_size is None else found | {"d2t": (config.draft_vocab_size,)}
+
+    @property
+    def has_correction_head(self) -> bool:
+        """Whether drafts are corrected token by token (Domino, DSpark) or taken as they are (DFlash)."""
+        return bool(self.config.head_layers)
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The target's tokens that it proposes."""
+        if self.config.draft_vocab_size is None:
+            return DraftVocabulary()
+        return ReducedVocabulary(self.config.vocab_size, self.d2t)
+
+    @property
+    def stats(self) -> DecodingStats:
+        """Statistics of the calling thread's last assisted `generate` with this drafter, or else of any thread's.
+
+        A call that streams has its own as `streamer.stats`, one with `return_dict_in_generate` as `output.stats`.
+
+        Raises:
+            RuntimeError: If no thread has generated with it yet.
+        """
+        return last_stats(self)
+
+    def generate(self, *args: Any, **kwargs: Any) -> Any:
+        """Refuse to generate: a drafter has no distribution of its own.
+
+        Raises:
+            ValueError: Always, saying which call is meant.
+        """
+        remedy = "Call target.generate(..., assistant_model=drafter)."
+        raise refusal("the model that generates", "the target, which a drafter only assists", "a drafter", remedy)
+
+    def view(self, **changes: Any) -> DominoDraftModel:
+        """A second drafter over the same weights, with fields of the configuration changed; this one stays as it is.
+
+        Args:
+            changes: Fields of [`DominoConfig`] that do not change the weights' shapes, such as `draft_length`.
+
+        Raises:
+            ValueError: If there is no such field, or its value is out of range.
+
+        Example:
+        ```python
+        >>> from hf_domino import DominoConfig, DominoDraftModel
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> drafter = DominoDraftModel(DominoConfig(**sizes, mask_token_id=3, emb_dim=8, gru_hidden_dim=8))
+        >>> drafter.view(draft_length="full").config.draft_length, drafter.config.draft_length
+        ('full', 'adaptive')
+
+        ```
+        """
+        config = self.config.changed(**changes)
+        if config.draft_vocab_size != self.config.draft_vocab_size:
+            remedy = "Take a copy with fewer tokens: drafter.restricted(token_ids)."
+            raise refusal("draft_vocab_size", self.config.draft_vocab_size, config.draft_vocab_size, remedy)
+        if not config.shapes().items() <= self.config.shapes().items():
+            remedy = "Make a drafter of that shape: DominoDraftModel(DominoConfig.for_target(target.config, ...))."
+            raise refusal(f"{', '.join(changes)} of a view", "of the drafter's own weights", changes, remedy)
+        view = copy.copy(self)
+        view.__class__ = METHODS[config.projector_type]
+        view.config = config
+        return view
+
+    def restricted(self, token_ids: Sequence[int] | torch.Tensor) -> DominoDraftModel:
+        """A copy that proposes some of the target's tokens only: base logits and W2 are of these alone.
+
+        Whatever is left out costs acceptance where the target says it, never exactness.
+
+        Args:
+            token_ids (`Sequence[int]` or `torch.Tensor`): The target's ids, in any order; the most frequent ones.
+
+        Raises:
+            ValueError: If an id is there twice or not among those that the drafter proposes, or if tensors are not the
+                drafter's own (adapters, quantised weights).
+
+        Example:
+        ```python
+        >>> from hf_domino import DominoConfig, DominoDraftModel
+        >>> sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64}
+        >>> drafter = DominoDraftModel(DominoConfig(**sizes, mask_token_id=3, emb_dim=8, gru_hidden_dim=8))
+        >>> small = drafter.restricted([4, 63, 9])
+        >>> small.config.draft_vocab_size, small.vocabulary.token_ids.tolist(), small.embed_proj[2].weight.shape
+        (3, [4, 9, 63], torch.Size([3, 8]))
+
+        ```
+        """
+        return restrict(self, token_ids)
+
+    def forward(self, *args: Any, within: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        """Run the layers as its method does, or whatever else needs the weights.
+
+        Args:
+            args, kwargs: Those of the method's `draft_states`.
+            within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` follow
+                gradients of what runs inside a forward.
+
+        Returns:
+            `torch.Tensor`: Draft hidden states `[B, Q, H]`, or what `within` returns.
+        """
+        return self.draft_states(*args, **kwargs) if within is None else within()
+
+    def get_input_embeddings(self) -> None:
+        """Return None: embeddings are the target's. Sharding by `accelerate` asks."""
+        return None
+
+    def export(self, folder: str | os.PathLike, format: str = "specforge", **options: Any) -> Export:
+        """Write the drafter for other projects; which serving engines will take the folder is said before.
+
+        Args:
+            folder (`str` or `PathLike`): Where to write; a checkpoint in it is an error unless `overwrite=True`.
+            format (`str`, *optional*, defaults to `"specforge"`): The layouts that SGLang and vLLM read, of SpecForge,
+                z-lab and, for DSpark, DeepSpec; or `"speculators"` (no Domino).
+            options: `engine`, the name of one that must take the folder (`"sglang"`, `"vllm"`, `"dflash"`); `dtype` of
+                the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`); `target`, of
+                which speculators' format holds rows of lm_head where there is a draft vocabulary.
+
+        Returns:
+            [`~formats.exporting.Export`]: The files, and what each engine will not take.
+
+        Raises:
+            ValueError: If the format cannot hold such a drafter, the engine will not take it, the folder is not empty,
+                or tensors are not the drafter's own (adapters, quantised weights). Nothing is written then.
+        """
+        return export_drafter(self, Path(folder), format, **options)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, ZeroLinear):
+            nn.init.zeros_(module.weight)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DominoDraftModel:
+        """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
+        Model-Optimizer, Transformers' own DFlash drafter, and the layouts of EAGLE-3. The folder or Hub name of a PEFT
+        adapter loads the drafter that it names, with the adapter merged into its weights.
+
+        Raises:
+            ValueError: If weights are missing, misshapen or of the other `projector_type`: random weights would draft
+                garbage without a word. Also if there is no such folder or Hub name, or a drafter of another kind in it.
+        """
+        wants_info = kwargs.pop("output_loading_info", False)
+        token_ids = translate(pretrained_model_name_or_path, kwargs)
+        name = pretrained_model_name_or_path
+        if kwargs.get("config") is None and isinstance(name, (str, os.PathLike)):
+            model, info = load_adapted(cls.from_pretrained, name, *args, **kwargs)
+        else:
+            model, info = super().from_pretrained(name, *args, output_loading_info=True, **kwargs)
+            check_loaded(model.state_dict(), info["missing_keys"])
+            if model.config.draft_vocab_size is not None:
+                model.d2t = model.d2t.long()
+            if token_ids is not None:
+                model = restrict(model, token_ids, model.name_or_path)
+        model._weight_conversions = []  # saved under our names, with our configuration
+        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
+        return (model, info) if wants_info else model  # type: ignore[return-value]
+
+    def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:
+        """Save the drafter; arguments are those of [`~transformers.PreTrainedModel`].
+
+        Args:
+            save_directory (`str` or `Path`): The folder.
+            standalone (`bool`, *optional*, defaults to `False`): Also write `custom_generate/`: this package's code,
+                with which `target.generate(..., custom_generate=folder, trust_remote_code=True)` needs only torch and
+                transformers.
+
+        Raises:
+            ValueError: With both `standalone` and `push_to_hub`.
+        """
+        self.config.check_supports("save_pretrained")
+        if standalone and kwargs.get("push_to_hub"):
+            remedy = "It would not be uploaded: save the folder, and send it by hf-domino push."
+            raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
+        super().save_pretrained(save_directory, *args, **kwargs)
+        if standalone and kwargs.get("is_main_process", True):
+            write_bundle(save_directory)

@@ -1,0 +1,109 @@
+"""Token recycling: no weights, but a table of each token's likeliest successors (arXiv 2408.08696).
+
+What the target makes of a position, accepted or not, is thrown away by others. Here the M likeliest tokens of each
+verified position replace those that the table has for the token there, and later rounds propose trees of them.
+
+Shapes: N positions of a verification forward, of all sequences, M successors, V vocabulary, B sequences, L branches.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+from transformers import PreTrainedModel
+
+from hf_domino._common.refusal import refusal
+from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.methods.modeling import DominoDraftModel
+
+NUM_SUCCESSORS = 8  # of a token (arXiv 2408.08696)
+
+
+@strict
+class RecyclingConfig(DominoConfig):
+    """Configuration of token recycling, whose fields are those of [`DominoConfig`]."""
+
+    projector_type: str = "recycling"
+
+    title = "token recycling"
+    learns_while_drafting = True
+    defaults = {"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32}
+    fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0, "draft_vocab_size": None}
+    unread = ("intermediate_size", "mask_token_id")
+    lacks = dict.fromkeys(
+        ("training", "export", "save_pretrained", "check_fit", "explain_round"),
+        "It has no weights, and fills its table while hf_domino's own loop generates.",
+    ) | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."}
+
+    @classmethod
+    def choose_layers(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
+        """It reads no layer; the last one costs least."""
+        return [num_target_layers - 1]
+
+
+class RecyclingModel(DominoDraftModel):
+    """Token recycling. The table has each token's successors and their scores."""
+
+    config_class = RecyclingConfig
+    config: RecyclingConfig
+
+    def build(self) -> None:
+        # Successors of a token that was not seen have no chance.
+        size = self.config.vocab_size, min(NUM_SUCCESSORS, self.config.vocab_size)
+        self.successors = nn.Parameter(torch.arange(size[1]).repeat(size[0], 1), requires_grad=False)
+        self.scores = nn.Parameter(torch.full(size, -torch.inf), requires_grad=False)
+
+    def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
+        # Of a token that stands twice the first successors count.
+        table, scores = self.successors, self.scores
+        best = logits.topk(table.shape[1], dim=1)
+        places = torch.arange(len(tokens), device=tokens.device)
+        # Of all that write to a row, each writes the same: in which order they do is not known everywhere.
+        first = places.new_full((len(table),), len(tokens)).scatter_reduce(0, tokens, places, "amin")[tokens]
+        table[tokens], scores[tokens] = best.indices[first], best.values[first].to(scores)
+
+    def successors_of(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.successors[tokens], self.scores[tokens]
+
+
+def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
+    """Make a drafter that needs no training: it proposes what the target has given before (arXiv 2408.08696).
+
+    Of each token it keeps the eight likeliest successors, as the target gave them last, from one call to the next. So
+    keep the drafter, too.
+
+    Args:
+        target (`PreTrainedModel`): The target it is for, on its device.
+        fields: Fields of [`DominoConfig`], such as `draft_tree_size` (defaults to 32 nodes) or `block_size` (defaults
+            to paths of 8).
+
+    Raises:
+        ValueError: If the target is no model, or a field is unknown or out of its range.
+
+    Example:
+    ```python
+    >>> import torch
+    >>> from transformers import Qwen3Config, Qwen3ForCausalLM
+    >>> import hf_domino
+    >>> target = Qwen3ForCausalLM(Qwen3Config(
+    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+    ...     num_key_value_heads=1, head_dim=16,
+    ... ))
+    >>> drafter, ids = hf_domino.recycling(target), torch.tensor([[5, 9, 33]])
+    >>> options = {"max_new_tokens": 24, "do_sample": False, "pad_token_id": 0}
+    >>> torch.equal(target.generate(ids, assistant_model=drafter, **options), target.generate(ids, **options))
+    True
+
+    ```
+    """
+    embeddings = getattr(target, "get_input_embeddings", lambda: None)()
+    if embeddings is None:
+        remedy = "Pass the model itself, as from_pretrained returned it."
+        raise refusal("target", "a causal language model", type(target).__name__, remedy)
+    device = embeddings.weight.device
+    config = RecyclingConfig.for_target(target.config, **fields)
+    with torch.inference_mode(False):  # the table is written to later, in any mode
+        return RecyclingModel(config).to("cpu" if device.type == "meta" else device)

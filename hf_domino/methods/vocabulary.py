@@ -1,0 +1,174 @@
+"""The tokens that drafts are chosen among, all of the target's or the few of a draft vocabulary; drafters of fewer.
+
+Text is mostly made of a language model's frequent tokens. A token that is never proposed costs acceptance where it
+comes, not exactness, so base logits, W2 and the draft's distribution may be of the D most frequent ones alone: FR-Spec
+(arXiv 2502.14856). Columns count them by ascending ids; an id is the target's wherever it goes.
+
+Shapes: V tokens of the target, D of the draft vocabulary, H hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import partial
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from hf_domino._common.refusal import refusal
+from hf_domino.formats.draft_vocabulary import D2T, check_d2t, d2t_of, ids_of
+from hf_domino.formats.exporting import own_tensors
+from hf_domino.target.view import TargetModel
+
+
+class DraftVocabulary:
+    """All tokens of the target, whose columns are their ids."""
+
+    is_reduced = False
+
+    def total(self, num_columns: int) -> int:
+        """All tokens of the target (V), where so many have columns (D)."""
+        return num_columns
+
+    def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
+        """The target's logits `[..., D]` of these tokens in fp32, for final hidden states `[..., H]`."""
+        return target.logits(hidden_states, scaling=scaling)
+
+    def prepare(self, target: TargetModel) -> int | None:
+        """Bring the rows that are kept of this target up to date, once a call; returns their address, for graphs."""
+        return None
+
+    def ids(self, columns: torch.Tensor) -> torch.Tensor:
+        """The target's ids `[...]` of columns `[...]`."""
+        return columns
+
+    def columns(self, ids: torch.Tensor) -> torch.Tensor:
+        """The columns `[...]` of ids `[...]`; -1 for tokens that are not drafted."""
+        return ids
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        """Choose the values `[..., D]` of these tokens from values `[..., V]` of all tokens, such as noise."""
+        return values
+
+    def scatter(self, scores: torch.Tensor) -> torch.Tensor:
+        """Logits or scores `[..., D]` among those of all tokens `[..., V]`, of which the others are forbidden."""
+        return scores
+
+
+class Rows(NamedTuple):
+    """Rows of one lm_head, `[D, H]`, with their biases `[D]` if it has any, and a trace of the tensors copied from."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    source: tuple
+
+
+# Of each lm_head by the `d2t` of a drafter, which its views share. Neither is kept alive.
+_rows: WeakKeyDictionary[nn.Module, WeakIdKeyDictionary] = WeakKeyDictionary()
+
+
+def rows_of(head: nn.Linear, d2t: torch.Tensor, anew: bool = False) -> Rows:
+    """Give the rows of an lm_head for a `d2t` `[D]`, copied once, and again after its weights changed, or `anew`."""
+    of_head = _rows.setdefault(head, WeakIdKeyDictionary())
+    found: Rows | None = of_head.get(d2t)
+    source = tuple(_trace(tensor) for tensor in (head.weight, head.bias, d2t))
+    if found is not None and found.source == source and not anew:
+        return found
+    token_ids = ids_of(d2t).to(head.weight.device)
+    with torch.inference_mode(False), torch.no_grad():  # also trained through
+        weight = _choose(head.weight, token_ids, found and found.weight)
+        bias = None if head.bias is None else _choose(head.bias, token_ids, found and found.bias)
+    found = of_head[d2t] = Rows(weight, bias, source)
+    return found
+
+
+def _choose(tensor: torch.Tensor, token_ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+    """Copy rows to where those before are, if these have the same form: captured graphs know the address."""
+    has_form = before is not None and (before.dtype, before.device) == (tensor.dtype, tensor.device)
+    return torch.index_select(tensor, 0, token_ids, out=before if has_form else None)
+
+
+def _trace(tensor: torch.Tensor | None) -> tuple | None:
+    """A trace that changes when a tensor is moved or written to, unless the write goes past autograd."""
+    if tensor is None:
+        return None
+    return tensor.data_ptr(), tensor.device, tensor.dtype, 0 if tensor.is_inference() else tensor._version
+
+
+class ReducedVocabulary(DraftVocabulary):
+    """Some tokens of the target, by the stored map `[D]` int64: the id of each less its column."""
+
+    is_reduced = True
+
+    def __init__(self, num_tokens: int, d2t: torch.Tensor):
+        self._num_tokens, self._d2t = num_tokens, d2t
+        self._token_ids: torch.Tensor | None = None
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """The target's ids `[D]` int64 of all columns."""
+        if self._token_ids is None:  # `cached_property` takes a lock, which cannot be compiled
+            self._token_ids = ids_of(self._d2t)
+        return self._token_ids
+
+    def total(self, num_columns: int) -> int:
+        return self._num_tokens
+
+    def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
+        """Multiply by these rows of lm_head alone; where they cannot be read, call lm_head and choose columns."""
+        head = target.readable_head
+        if head is None:
+            return self.gather(target.logits(hidden_states, scaling=scaling))
+        if not torch.compiler.is_compiling():
+            weight, bias, _ = rows_of(head, self._d2t)
+        else:  # the kept rows cannot be looked at there
+            weight, bias = (None if part is None else part[self.token_ids] for part in (head.weight, head.bias))
+        return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias), scaling)
+
+    def prepare(self, target: TargetModel) -> int | None:
+        check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
+        head = target.readable_head
+        # A write to `weight.data`, as of PEFT's merge, leaves no trace.
+        return None if head is None else rows_of(head, self._d2t, anew=True).weight.data_ptr()
+
+    def ids(self, columns: torch.Tensor) -> torch.Tensor:
+        return self.token_ids.to(columns.device)[columns]
+
+    def columns(self, ids: torch.Tensor) -> torch.Tensor:
+        token_ids = self.token_ids.to(ids.device)
+        nearest = torch.searchsorted(token_ids, ids.contiguous()).clamp_max(len(token_ids) - 1)
+        return torch.where(token_ids[nearest] == ids, nearest, -1)
+
+    def gather(self, values: torch.Tensor) -> torch.Tensor:
+        return values.index_select(-1, self.token_ids.to(values.device))
+
+    def scatter(self, scores: torch.Tensor) -> torch.Tensor:
+        all_scores = scores.new_full((*scores.shape[:-1], self._num_tokens), -torch.inf)
+        return all_scores.index_copy_(-1, self.token_ids.to(scores.device), scores)
+
+
+def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = "") -> Any:
+    """A copy of a drafter that proposes some of its tokens only, under the name it is loaded from again, if any."""
+    config, tensors = deepcopy(drafter.config), own_tensors(drafter)
+    d2t = d2t_of(token_ids, config.vocab_size)
+    ids = ids_of(d2t)
+    columns = drafter.vocabulary.columns(ids.to(drafter.device))
+    if len(others := ids[columns.cpu() < 0]):
+        remedy = "Restrict the drafter that this one was made from."
+        raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
+    config.name_or_path, config._commit_hash = name, None
+    config.draft_vocab_size = None if len(d2t) == config.vocab_size else len(d2t)
+    tensors[D2T] = d2t.to(drafter.device)
+    chosen = dict[str, torch.Tensor]()
+    for name, shape in config.shapes().items():
+        tensor = tensors[name].detach()
+        chosen[name] = tensor.clone() if tensor.shape == shape else tensor.index_select(0, columns)
+    with torch.device("meta"):
+        result = type(drafter)(config)
+    result.load_state_dict(chosen, assign=True)
+    return result.train(drafter.training)

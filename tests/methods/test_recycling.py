@@ -1,0 +1,105 @@
+"""Token recycling (arXiv 2408.08696): the table and the trees, written out beside the package."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from calls_of_methods import PROMPTS, SAMPLED, TEMPERATURE, calls, generate, noise_of
+
+import hf_domino
+from hf_domino.decoding.recycling import RecyclingSession
+
+SUCCESSORS = 8
+KINDS = {"trees": {"draft_tree_size": 24}, "chains": {"draft_tree_size": None}}
+
+
+@pytest.fixture
+def drafter(wide):
+    return hf_domino.recycling(wide, draft_length="full").double()
+
+
+@contextlib.contextmanager
+def seen_by(target):
+    """Scores of each token's successors, from what goes through the target behind its first forward."""
+    table, forwards = {}, []
+
+    def watch(module, args, kwargs, outputs):
+        forwards.append(kwargs["input_ids"])
+        if len(forwards) > 1:  # the first is the prompt's
+            read(table, kwargs["input_ids"], outputs.logits)
+
+    handle = target.register_forward_hook(watch, with_kwargs=True)
+    yield table
+    handle.remove()
+
+
+def read(table, input_ids, logits):
+    found = {}
+    for token, row in zip(input_ids.flatten().tolist(), logits.flatten(0, 1).tolist(), strict=True):
+        order = sorted(range(len(row)), key=lambda each: -row[each])
+        found.setdefault(token, {each: row[each] for each in order[:SUCCESSORS]})
+    table.update(found)
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_is_plain_and_the_table_holds_what_the_target_gave_last(wide, drafter, kind, batch_size, do_sample):
+    drafter, (ids, options) = drafter.view(**KINDS[kind]), calls(batch_size)
+    options |= SAMPLED if do_sample else {}
+    plain = generate(wide, None, ids, **options)
+    with seen_by(wide) as table:
+        assert torch.equal(generate(wide, drafter, ids, **options), plain)
+    assert max(length for row in drafter.stats.rows for length in row) > 1
+    assert len(table) > 10
+    for token in range(wide.config.vocab_size):
+        successors, scores = drafter.successors[token].tolist(), drafter.scores[token]
+        assert scores.isneginf().all() if token not in table else successors == list(table[token])
+        if token in table:
+            torch.testing.assert_close(scores, torch.tensor(list(table[token].values())).double())
+    first = sum(len(row) for row in drafter.stats.rows)
+    assert torch.equal(generate(wide, drafter, ids, **options), plain)
+    if not do_sample and batch_size == 1:  # what one call has seen serves the next
+        assert sum(len(row) for row in drafter.stats.rows) < first
+
+
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_a_tree_is_the_likeliest_paths_of_the_table(wide, drafter, monkeypatch, rounds, do_sample):
+    tables, lanes = [], RecyclingSession._lanes
+
+    def keep(self, *args, **kwargs):
+        tables.append((drafter.successors.clone(), drafter.scores.clone()))
+        return lanes(self, *args, **kwargs)
+
+    monkeypatch.setattr(RecyclingSession, "_lanes", keep)
+    trees, (ids, options) = drafter.view(draft_tree_size=5, block_size=3), calls(1)
+    generate(wide, trees, ids, **options, **(SAMPLED if do_sample else {}))
+    assert trees.stats.chain is None
+    noise, num_compared = noise_of(1, wide.config.vocab_size), 0
+    for (_, text, paths, alpha), (successors, scores) in zip(rounds, tables, strict=True):
+        step = len(text) - len(PROMPTS[0])
+        divisor, found = TEMPERATURE if do_sample else 1.0, {}
+        for path, chance in paths.items():
+            expected = 1.0
+            for depth, (before, token) in enumerate(zip((text[-1], *path), path, strict=False)):
+                raced = alpha * scores[before] / divisor
+                if do_sample:
+                    raced = raced - noise[step + depth, 0, successors[before]].log()
+                place = successors[before].tolist().index(token)
+                expected *= float(raced.softmax(dim=-1).nan_to_num(0.0)[place])
+            found[path] = expected
+            assert chance == pytest.approx(expected, rel=1e-5)
+            num_compared += expected > 0
+        # None of the first depth that was left out is likelier than the least of the tree.
+        raced = alpha * scores[text[-1]] / divisor
+        raced = raced - noise[step, 0, successors[text[-1]]].log() if do_sample else raced
+        left_out = [
+            chance
+            for token, chance in zip(successors[text[-1]].tolist(), raced.softmax(dim=-1).tolist(), strict=True)
+            if (token,) not in paths
+        ]
+        if len(paths) == 5:
+            assert max(left_out) <= min(found.values()) + 1e-9
+    assert num_compared > 20

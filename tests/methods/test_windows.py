@@ -120,7 +120,7 @@ def test_growing_and_fixed_contexts(make, windows):
     growing = ContextCache(2)
     for start, end in ((0, 3), (3, 4), (4, 20), (20, 20), (20, LENGTH)):
         pieces = (noise, positions[:, end : end + BLOCK], context[:, start:end], positions[:, start:end])
-        fixed.announce(end - start)
+        fixed.announce([end - start])
         expected = at_once(drafter, context[:, :end], noise, positions[:, : end + BLOCK])
         for cache in (growing, fixed):
             torch.testing.assert_close(drafter(*pieces, cache=cache), expected, **FP64_TOL)

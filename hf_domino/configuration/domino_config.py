@@ -52,6 +52,8 @@ class DominoConfig(PreTrainedConfig):
         rms_norm_eps (`float`, *optional*, defaults to 1e-6): Epsilon of the RMS norms.
         rope_parameters (`dict`, *optional*): Rotary embedding, as in Transformers; `rope_type` is one of `"default"`,
             `"linear"`, `"yarn"`, `"llama3"`. Defaults to `rope_theta` 10,000.
+        rope_interleaved (`bool`, *optional*, defaults to `False`): Whether rotary positions turn neighbours
+            `(2i, 2i + 1)` of a head together, not `(i, i + head_dim / 2)`.
         layer_types (`list[str]`, *optional*): `"full_attention"` or `"sliding_attention"` for each layer; None for full
             attention throughout.
         sliding_window (`int`, *optional*): Positions that a query of a sliding layer sees, its own included.
@@ -144,6 +146,7 @@ class DominoConfig(PreTrainedConfig):
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
     rope_parameters: dict | None = None
+    rope_interleaved: bool = False
     layer_types: list[str] | None = None
     sliding_window: int | None = None
     sliding_window_non_causal: bool = False

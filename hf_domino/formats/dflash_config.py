@@ -47,7 +47,9 @@ SECTION = "dflash_config"
 DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
+INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI, whose rotary positions turn neighbours together
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
+ARCHITECTURES |= {INTERLEAVED_CLASS}
 WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
 MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 

@@ -40,8 +40,12 @@ DECODER_FIELDS = (
 )
 # Names of one thing: ours and SpecForge's, that of speculators and DeepSpec, and one of restamped releases.
 ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
+# And of whether rotary positions turn neighbours together: what each says of that where it is true.
+ROTARY = {"rope_interleaved": True, "rope_interleave": True, "rope_is_neox_style": False, "is_neox_style": False}
+ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
+SECTIONS = ("dflash_config", "eagle_config", "transformer_layer_config")
 # What is done to the attention of other block drafters.
-UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal")
+UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal")
 # Which other projects write alike.
 BLOCK_KINDS = tuple(name for name, kind in KINDS.items() if "export" not in kind.lacks)
 CODEBOOKS = {
@@ -103,6 +107,21 @@ def predicts_next(stored: StoredConfig, default: bool) -> Any:
     return next(iter(said.values()), default)
 
 
+def rope_interleaved(stored: StoredConfig, default: bool) -> bool:
+    """Tell whether rotary positions turn neighbours together, from any of [`ROTARY`], wherever it may stand."""
+    places = [stored, *(section_of(stored, name) for name in SECTIONS)]
+    places += [section_of(place, name) for place in places for name in ROPE_SECTIONS]
+    found = default
+    said = [(name, place[name]) for place in places for name in ROTARY if place.get(name) is not None]
+    for index, (name, value) in enumerate(said):
+        if not isinstance(value, bool):
+            raise misfit(name, "true or false", value)
+        if index and found != (value == ROTARY[name]):
+            raise misfit(name, f"{not value} as {said[0][0]}={said[0][1]} says", value)
+        found = value == ROTARY[name]
+    return found
+
+
 def head_fields(stored: StoredConfig, kind: str) -> dict[str, Any]:
     """Read what a kind has behind its backbone's layers and around them; a cap of 0 is none."""
     told, options = KINDS[kind].head_fields, KINDS[kind].head_options
@@ -147,7 +166,7 @@ def merged(stored: StoredConfig, section: str) -> dict[str, Any]:
 def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
     """Read the backbone's fields of a decoder's configuration, with its architecture's defaults."""
     top = stored.get("rope_theta")
-    for place in ("rope_parameters", "rope_scaling"):
+    for place in ROPE_SECTIONS:
         nested = section_of(stored, place).get("rope_theta")
         # Both may be there with different values: Transformers 5 leaves the class's default beside the real one.
         if None not in (top, nested) and top != nested:
@@ -211,7 +230,7 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
 
 def _rope_parameters(decoder: PreTrainedConfig) -> dict[str, Any]:
     given = getattr(decoder, "rope_parameters", None) or {}
-    rope = {name: value for name, value in given.items() if value is not None}
+    rope = {name: value for name, value in given.items() if value is not None and name not in ROTARY}
     if "rope_theta" not in rope:
         raise refusal("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
     if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0:

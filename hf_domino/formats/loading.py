@@ -20,6 +20,7 @@ from transformers.utils.hub import resolve_revision
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.checks import WIDTHS
+from hf_domino.formats.dflash_config import INTERLEAVED_CLASS
 from hf_domino.formats.draft_vocabulary import untold
 from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.fields import (
@@ -29,9 +30,11 @@ from hf_domino.formats.fields import (
     LABELS,
     Format,
     StoredConfig,
+    classes_of,
     is_of_target,
     misfit,
     required,
+    rope_interleaved,
 )
 from hf_domino.formats.registry import OURS, format_of, refuse_others
 from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
@@ -111,7 +114,10 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
 
 def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:
     try:
-        fields = found.fields(stored) | overrides
+        fields = found.fields(stored)
+        if found is not OURS:
+            fields["rope_interleaved"] = rope_interleaved(stored, INTERLEAVED_CLASS in classes_of(stored))
+        fields |= overrides
         kind = KINDS.get(fields.get("projector_type", "domino"))
         if fields.get("target_layer_ids") is None and kind is not None and not kind.may_ask_target:
             raise misfit("target_layer_ids", "given", None, WHICH_LAYERS)

@@ -41,6 +41,7 @@ class EntryAttention(nn.Module):
     def __init__(self, config: DominoConfig):
         super().__init__()
         self.head_dim, width = config.head_dim, config.hidden_size
+        self.interleaved = config.rope_interleaved
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(2 * width, queries, bias=False)
         self.k_proj = nn.Linear(2 * width, keys, bias=False)
@@ -49,12 +50,14 @@ class EntryAttention(nn.Module):
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
-        attended = attend(rotate(self._heads(self.q_proj(read)), *rotary), *self.project(read, rotary))
+        attended = attend(
+            rotate(self._heads(self.q_proj(read)), *rotary, self.interleaved), *self.project(read, rotary)
+        )
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Keys and values `[B, A, E, D]` alone."""
-        return rotate(self._heads(self.k_proj(read)), *rotary), self._heads(self.v_proj(read))
+        return rotate(self._heads(self.k_proj(read)), *rotary, self.interleaved), self._heads(self.v_proj(read))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, A, E, D]

@@ -9,7 +9,7 @@ import torch
 from builders import EOS, TINY
 from calls_of_kinds import PROMPTS, generate
 from formulas import OPTIONS, PATHS_TOL, Formula, build
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_domino import DominoDraftModel
@@ -146,6 +146,28 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
     again = DominoDraftModel.from_pretrained(tmp_path / "ours")
     assert all(torch.equal(tensor, again.state_dict()[key]) for key, tensor in ours.state_dict().items())
     assert again.config.layer_ids(8) == LAYOUTS[name][2]
+
+
+@pytest.mark.parametrize("name", ["speculators", "Model-Optimizer"])
+def test_interleaved_rotary_positions_draft_the_same_tokens(deep, tmp_path, name, rounds):
+    """Neighbours of a head in the place of its halves: the numbers are moved, and the drafts are those of before."""
+    stored(tmp_path, name, deep)
+    known, before = DominoDraftModel.from_pretrained(tmp_path), []
+    tensors = load_file(tmp_path / "model.safetensors")
+    for key, tensor in tensors.items():
+        if "q_proj" in key or "k_proj" in key:
+            tensors[key] = tensor.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    place = "transformer_layer_config" if name == "speculators" else "eagle_config"
+    config = LAYOUTS[name][0]
+    config = config | {place: config[place] | {"rope_interleaved": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for drafter in (known, DominoDraftModel.from_pretrained(tmp_path)):
+        rounds.clear()
+        generate(deep, drafter.view(draft_tree_size=None, draft_length="full"), PROMPTS[0][None])
+        before.append([(text, proposals) for _, text, proposals, _ in rounds])
+    assert before[0] == before[1]
+    assert len(before[0]) > 3
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from hf_domino.formats.fields import (
     window_fields,
 )
 
-SECTION = "dflash_config"
+SECTION, DSPARK_SECTION = "dflash_config", "dspark_config"
 DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
@@ -55,7 +55,7 @@ MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    stored = merged(stored, SECTION)
+    stored = merged(stored, SECTION, DSPARK_SECTION)
     is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")

@@ -38,12 +38,18 @@ DECODER_FIELDS = (
     *("hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "attention_dropout"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
-# Names of one thing: ours and SpecForge's, that of speculators and DeepSpec, and one of restamped releases.
-ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
-# And of whether rotary positions turn neighbours together: what each says of that where it is true.
+# Names of one thing, with what each says of it where it is true. A position predicts the token after it: ours and
+# SpecForge's, that of speculators and DeepSpec, one of restamped releases, and vLLM's of a block whose anchor is spare.
+ORDER = {
+    "shift_label": True,
+    "sample_from_anchor": True,
+    "query_zero_predicts_next": True,
+    "dspark_bonus_anchor": False,
+}
+# Rotary positions turn neighbours together.
 ROTARY = {"rope_interleaved": True, "rope_interleave": True, "rope_is_neox_style": False, "is_neox_style": False}
 ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
-SECTIONS = ("dflash_config", "eagle_config", "transformer_layer_config")
+SECTIONS = ("dflash_config", "dspark_config", "eagle_config", "transformer_layer_config")
 # What is done to the attention of other block drafters.
 UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal")
 # Which other projects write alike.
@@ -97,28 +103,28 @@ def refuse_unread(stored: StoredConfig, names: Sequence[str] = UNREAD) -> None:
             raise misfit(name, False, stored[name], CANNOT_RUN)
 
 
-def predicts_next(stored: StoredConfig, default: bool) -> Any:
+def predicts_next(stored: StoredConfig, default: bool) -> bool:
     """Tell whether position k of a block predicts the token after it; `default` holds for files that do not say."""
-    said = {name: stored[name] for name in ORDER if stored.get(name) is not None}
-    for name, value in said.items():
-        first = next(iter(said))
-        if value != said[first]:  # read in the wrong order, hardly a draft is accepted
-            raise misfit(name, f"{said[first]!r} as {first}", value)
-    return next(iter(said.values()), default)
+    return _agreed([stored], ORDER, default)  # read in the wrong order, hardly a draft is accepted
 
 
 def rope_interleaved(stored: StoredConfig, default: bool) -> bool:
     """Tell whether rotary positions turn neighbours together, from any of [`ROTARY`], wherever it may stand."""
     places = [stored, *(section_of(stored, name) for name in SECTIONS)]
     places += [section_of(place, name) for place in places for name in ROPE_SECTIONS]
+    return _agreed(places, ROTARY, default)
+
+
+def _agreed(places: Sequence[StoredConfig], names: Mapping[str, bool], default: bool) -> bool:
+    """Read what is said by any of several names, which must agree."""
     found = default
-    said = [(name, place[name]) for place in places for name in ROTARY if place.get(name) is not None]
+    said = [(name, place[name]) for place in places for name in names if place.get(name) is not None]
     for index, (name, value) in enumerate(said):
         if not isinstance(value, bool):
             raise misfit(name, "true or false", value)
-        if index and found != (value == ROTARY[name]):
+        if index and found != (value == names[name]):
             raise misfit(name, f"{not value} as {said[0][0]}={said[0][1]} says", value)
-        found = value == ROTARY[name]
+        found = value == names[name]
     return found
 
 
@@ -154,13 +160,16 @@ def section_of(stored: StoredConfig, name: str) -> StoredConfig:
     return section or {}
 
 
-def merged(stored: StoredConfig, section: str) -> dict[str, Any]:
-    """Put the fields of one section beside those of the top level, with which they must agree."""
-    given = {name: value for name, value in section_of(stored, section).items() if value is not None}
-    for name, value in given.items():
-        if stored.get(name) not in (value, None):
-            raise misfit(name, f"{value!r} as in {section}.{name}", stored[name])
-    return {**stored, **given}
+def merged(stored: StoredConfig, *sections: str) -> dict[str, Any]:
+    """Put the fields of sections beside those of the top level, with which they must agree."""
+    found = dict(stored)
+    for section in sections:
+        given = {name: value for name, value in section_of(stored, section).items() if value is not None}
+        for name, value in given.items():
+            if found.get(name) not in (value, None):
+                raise misfit(name, f"{value!r} as in {section}.{name}", found[name])
+        found |= given
+    return found
 
 
 def backbone_fields(stored: StoredConfig) -> dict[str, Any]:

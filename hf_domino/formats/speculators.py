@@ -24,6 +24,7 @@ from hf_domino.formats.fields import (
     backbone_fields,
     head_fields,
     merged,
+    misfit,
     predicts_next,
     refuse_unread,
     required,
@@ -35,6 +36,7 @@ from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS, SCALES
 
 SECTION = "transformer_layer_config"
 KIND = "speculators_model_type"
+PROPOSALS = "speculative_tokens"
 DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
 # Kinds that are read, with defaults of their own classes; and classes of what is written.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -60,7 +62,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
     if (given := stored.get("projector_type", kind)) != kind:
         raise refusal("projector_type", f"{kind!r}, as {KIND} says", given, f"Set {KIND} to the kind of the weights.")
-    stored = merged(stored, "dflash_config")  # copies that are made for engines have both
+    stored = merged(stored, "dflash_config", "dspark_config")  # copies that are made for engines have both
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]
     stored = DEFAULTS[kind] | stored
@@ -78,16 +80,31 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
             raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
         raise refusal("target_hidden_size", f"{fields['hidden_size']} ({SECTION}.hidden_size)", width, CANNOT_RUN)
+    stored.setdefault("block_size", BLOCK_SIZE)
     return fields | {
-        "block_size": stored.get("block_size", BLOCK_SIZE),
+        "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": None,  # not stored; compared with the target when they meet
         "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
         "projector_type": kind,
-        "shift_label": predicts_next(stored, not kind.startswith("dflash")),
+        "shift_label": _predicts_next(stored, not kind.startswith("dflash")),
         **head_fields(stored, kind),
     }
+
+
+def _predicts_next(stored: StoredConfig, default: bool) -> bool:
+    """Tell the order of a block, which older files say by the number of proposals alone."""
+    methods = section_of(stored, "speculators_config").get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    count, size = first.get(PROPOSALS) if isinstance(first, dict) else None, stored["block_size"]
+    if not isinstance(count, int) or not isinstance(size, int) or count not in (size - 1, size):
+        return predicts_next(stored, default)  # as many as someone wanted to be proposed
+    is_next = predicts_next(stored, count == size)
+    if is_next != (count == size):
+        expected = f"{size - (not is_next)} of block_size={size} as the order of a block says"
+        raise misfit(f"speculators_config.proposal_methods[0].{PROPOSALS}", expected, count)
+    return is_next
 
 
 def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
@@ -118,7 +135,7 @@ def stored_speculators(config: DominoConfig) -> dict[str, Any]:
         if is_wrong:
             expected = f"{expected} for format='speculators' ({why})"
             raise refusal(name, expected, getattr(config, name), "Use format='specforge'.")
-    proposals = {"proposal_type": "greedy", "speculative_tokens": config.num_draft_tokens}
+    proposals = {"proposal_type": "greedy", PROPOSALS: config.num_draft_tokens}
     backbone = stored_backbone(config)
     return stored_head(config) | {
         "architectures": [WRITTEN[kind]],

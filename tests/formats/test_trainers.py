@@ -10,6 +10,7 @@ from released import (
     MUSE_GLIMMER,
     QWEN3_8B,
     SPECULATORS_DFLASH,
+    SPECULATORS_DOMINO,
     changed,
     our_drafter,
     reduced,
@@ -159,6 +160,42 @@ def test_the_order_of_a_block_is_read_by_each_of_its_names_in_each_place(stored,
         assert read(bare | {name: value}).shift_label is value
         assert read(bare | {SECTION: nested | {name: value}}).shift_label is value
         assert read(bare | {name: value, SECTION: nested | dict.fromkeys(ORDERS, value)}).shift_label is value
+
+
+def proposing(kind, count, **said):
+    """A file of speculators with blocks of 16, of which so many positions give proposals."""
+    told = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": count}]}
+    head = {"dspark": {"markov_rank": 8}, "domino": SPECULATORS_DOMINO}.get(kind, {})
+    stored = SPECULATORS_DFLASH | {"speculators_model_type": kind, "block_size": 16} | head
+    return {name: value for name, value in stored.items() if name not in ORDERS} | {"speculators_config": told} | said
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "domino"])
+def test_speculators_number_of_proposals_tells_the_order_of_its_block(kind):
+    for count, order in ((15, False), (16, True), (7, kind != "dflash")):
+        assert read(proposing(kind, count)).shift_label is order
+        assert read(proposing(kind, count, sample_from_anchor=order)).num_draft_tokens == 15 + order
+    for count in (15, 16):
+        with pytest.raises(
+            ValueError, match=rf"speculative_tokens .* must be {31 - count} of block_size=16 .* got {count}"
+        ):
+            read(proposing(kind, count, sample_from_anchor=count == 15))
+
+
+def test_the_order_of_speculators_files_that_do_not_tell_it():
+    for kind, order in (("domino", True), ("dspark", True), ("dflash", False)):
+        stored = proposing(kind, None, speculators_config=None)
+        assert read(stored).shift_label is order
+        for section in ("dflash_config", "dspark_config"):
+            assert read(stored | {section: {"sample_from_anchor": not order}}).shift_label is not order
+            with pytest.raises(ValueError, match="sample_from_anchor"):
+                read(stored | {section: {"sample_from_anchor": order}, "sample_from_anchor": not order})
+
+
+def test_a_spare_anchor_is_an_order_of_a_block_too():
+    assert read(DFLASH | {"dspark_bonus_anchor": False}).shift_label is True
+    with pytest.raises(ValueError, match=r"dspark_bonus_anchor .* must be True as sample_from_anchor=False says"):
+        read(DFLASH | {"dspark_bonus_anchor": False, "sample_from_anchor": False})
 
 
 @pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH, MUSE_GLIMMER])

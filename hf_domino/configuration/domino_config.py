@@ -93,11 +93,12 @@ class DominoConfig(PreTrainedConfig):
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).
-        norm_before_residual (`bool`, *optional*, defaults to `False`): Of EAGLE-3, as are the next five: whether its
+        norm_before_residual (`bool`, *optional*, defaults to `False`): Of EAGLE-3, as are the next six: whether its
             layer adds to the normed state.
         norm_before_fc (`bool`, *optional*, defaults to `False`): Whether captured states are normed together.
         fc_norm (`bool`, *optional*, defaults to `False`): Whether captured states are normed each.
         norm_output (`bool`, *optional*, defaults to `False`): Whether the state that goes on is the normed one.
+        qk_norm (`bool`, *optional*, defaults to `False`): Whether queries and keys are normed.
         own_embeddings (`bool`, *optional*, defaults to `False`): Whether embeddings are its own, not the target's.
         own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
         draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
@@ -176,6 +177,7 @@ class DominoConfig(PreTrainedConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    qk_norm: bool = False
     own_embeddings: bool = False
     own_lm_head: bool = False
     draft_pool_size: int | None = 128

@@ -67,7 +67,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     refuse_unread(stored)
     if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
         required(stored, "rope_theta")
-    fields = backbone_fields(stored) | {
+    # DeepSpec copies its target's partial rotation, and turns whole heads.
+    fields = backbone_fields(stored, turns_whole_heads=is_next) | {
         "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size"),
         "mask_token_id": stored["mask_token_id"],
@@ -138,7 +139,11 @@ def stored_dflash(config: DominoConfig) -> dict[str, Any]:
 
 DFLASH_CONFIG = Format(
     name="DFlash configuration (z-lab, SpecForge, Model-Optimizer)",
-    matches=lambda stored: SECTION in stored or bool(ARCHITECTURES & classes_of(stored)),
+    matches=lambda stored: (
+        SECTION in stored
+        or bool(ARCHITECTURES & classes_of(stored))
+        or stored.get("model_type") == DominoConfig.model_type
+    ),
     fields=_fields,
     # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter, and its DSpark's head
     # stands beside all else.

@@ -15,6 +15,7 @@ NVIDIA/Model-Optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from hf_domino.formats.fields import (
@@ -24,6 +25,7 @@ from hf_domino.formats.fields import (
     StoredConfig,
     backbone_fields,
     classes_of,
+    decoder_of,
     merged,
     misfit,
     required,
@@ -37,6 +39,12 @@ ARCHITECTURES = {
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
     "LlamaEagle3DraftModel",  # of NeMo Automodel, which copies the target's configuration
 }
+# Of the target, unless a checkpoint holds them; and norms of queries and keys.
+TOLD_BY_TENSORS = {
+    "own_embeddings": "embed_tokens.weight",
+    "own_lm_head": "lm_head.weight",
+    "qk_norm": "layers.0.self_attn.q_norm.weight",
+}
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # What others may say of a drafter, and the one thing that is run here.
 RUN = {
@@ -46,7 +54,6 @@ RUN = {
     "use_mtp_layernorm": False,
     "parallel_draft_step": 1,
     "eh_proj_before_attn": False,
-    "tie_word_embeddings": False,
     "bias": False,
     "qkv_bias": False,
     "logit_scale": 1.0,
@@ -72,6 +79,10 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     for name, value in (RUN | {"target_hidden_size": fields["hidden_size"]}).items():
         if stored.get(name) not in (None, value):
             raise misfit(name, value, stored[name], CANNOT_RUN)
+    window, longest = layer.get("sliding_window"), fields["max_position_embeddings"]
+    is_off = layer.get("use_sliding_window") is False or getattr(decoder_of(layer), "sliding_window", None) is None
+    if window is not None and not is_off and window < longest:
+        raise misfit("sliding_window", f"absent, or at least {longest} (max_position_embeddings)", window, CANNOT_RUN)
     ids = nested.get(LAYERS) or None
     if ids is None and stored.get(LAYERS):
         ids = layer_ids_of(stored, LAYERS)
@@ -86,6 +97,14 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "projector_type": "eagle3",
     }
     return fields | {name: False if stored.get(name) is None else stored[name] for name in FLAGS}
+
+
+def fields_of_tensors(stored: StoredConfig, names: Container[str]) -> dict[str, bool]:
+    """Read what a checkpoint says by the tensors that it holds."""
+    found = {field: name in names for field, name in TOLD_BY_TENSORS.items()}
+    if found["own_embeddings"] and not found["own_lm_head"] and merged(stored, NESTED).get("tie_word_embeddings"):
+        raise misfit("tie_word_embeddings", "False without an lm_head of its own", True, CANNOT_RUN)
+    return found
 
 
 EAGLE3 = Format(

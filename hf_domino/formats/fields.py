@@ -172,8 +172,13 @@ def merged(stored: StoredConfig, *sections: str) -> dict[str, Any]:
     return found
 
 
-def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
-    """Read the backbone's fields of a decoder's configuration, with its architecture's defaults."""
+def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> dict[str, Any]:
+    """Read the backbone's fields of a decoder's configuration, with its architecture's defaults.
+
+    Args:
+        stored (`Mapping`): The configuration.
+        turns_whole_heads (`bool`, *optional*, defaults to `False`): Whether a partial rotation in it means nothing.
+    """
     top = stored.get("rope_theta")
     for place in ROPE_SECTIONS:
         nested = section_of(stored, place).get("rope_theta")
@@ -188,7 +193,7 @@ def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
     if values["head_dim"] is None:
         values["head_dim"] = decoder.hidden_size // decoder.num_attention_heads
     values["dtype"] = next((stored[name] for name in DTYPE_FIELDS if stored.get(name) is not None), None)
-    values["rope_parameters"] = _rope_parameters(decoder)
+    values["rope_parameters"] = _rope_parameters(decoder, turns_whole_heads)
     values |= window_fields(getattr(decoder, "layer_types", None), getattr(decoder, "sliding_window", None))
     return {name: value for name, value in values.items() if value is not None}
 
@@ -237,11 +242,11 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
     return CONFIG_MAPPING[model_type].from_dict({name: value for name, value in stored.items() if name != LABELS})
 
 
-def _rope_parameters(decoder: PreTrainedConfig) -> dict[str, Any]:
+def _rope_parameters(decoder: PreTrainedConfig, turns_whole_heads: bool) -> dict[str, Any]:
     given = getattr(decoder, "rope_parameters", None) or {}
     rope = {name: value for name, value in given.items() if value is not None and name not in ROTARY}
     if "rope_theta" not in rope:
         raise refusal("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
-    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0:
+    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0 and not turns_whole_heads:
         raise refusal("partial_rotary_factor", 1.0, partial, CANNOT_RUN)
     return {"rope_type": "default"} | rope

@@ -22,7 +22,7 @@ from hf_domino.configuration import DominoConfig
 from hf_domino.configuration.checks import WIDTHS
 from hf_domino.formats.dflash_config import INTERLEAVED_CLASS
 from hf_domino.formats.draft_vocabulary import untold
-from hf_domino.formats.eagle3 import EAGLE3
+from hf_domino.formats.eagle3 import EAGLE3, fields_of_tensors
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
@@ -36,7 +36,7 @@ from hf_domino.formats.fields import (
     required,
     rope_interleaved,
 )
-from hf_domino.formats.registry import OURS, format_of, refuse_others
+from hf_domino.formats.registry import LOADED, OURS, format_of, refuse_others
 from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
 from hf_domino.kinds import KINDS
 
@@ -44,9 +44,15 @@ DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxie
 PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
 CONFIDENCE = "confidence_head.proj.weight"  # of DSpark
-OWN = ("embed_tokens.weight", "lm_head.weight")  # of the target, unless a checkpoint of EAGLE-3 holds them
 NAME = "pretrained_model_name_or_path"
 MOST_SHOWN = 4  # names of tensors in an error
+# Tensors that only other kinds have, by parts of their names.
+OF_OTHERS = {
+    "hidden_correction": "DFly",
+    "layer_fusion_weights": "DFlare",
+    "refiner_head": "XPress",
+    "lilicorr": "LiLiCorr",
+}
 WHICH_LAYERS = (
     "The layers it was trained on stand in its training's configuration: give them as from_pretrained(..., "
     "target_layer_ids=[...]), counted from 0."
@@ -75,7 +81,8 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         arguments["key_mapping"] = dict(found.renames)
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
     if found is EAGLE3:
-        arguments["config"].own_embeddings, arguments["config"].own_lm_head = (each in tensors for each in OWN)
+        for field, value in fields_of_tensors(stored, tensors).items():
+            setattr(arguments["config"], field, value)
     if found is not OURS and arguments["config"].projector_type == "dspark":
         width = tensors[CONFIDENCE].shape[-1] if CONFIDENCE in tensors else None
         arguments["config"].enable_confidence_head = width is not None
@@ -161,6 +168,9 @@ def _is_a(kind: str, value: Any) -> bool:
 
 def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
     """Refuse tensors that are missing, of another shape or unknown, and a head that the configuration does not have."""
+    for name in stored:
+        if kind := next((OF_OTHERS[part] for part in OF_OTHERS if part in name), None):
+            raise refusal("the drafter's kind", LOADED, f"{kind} ({name})", CANNOT_RUN)
     _check_projector_type(config, stored)
     described = config.kind.shapes(config)
     parts = _told(config, "projector_type", "num_hidden_layers", "block_size")

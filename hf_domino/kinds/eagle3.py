@@ -47,17 +47,23 @@ class EntryAttention(nn.Module):
         self.k_proj = nn.Linear(2 * width, keys, bias=False)
         self.v_proj = nn.Linear(2 * width, keys, bias=False)
         self.o_proj = nn.Linear(queries, width, bias=False)
+        self.has_norms = config.qk_norm
+        if config.qk_norm:
+            self.q_norm = Qwen3RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+            self.k_norm = Qwen3RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
-        attended = attend(
-            rotate(self._heads(self.q_proj(read)), *rotary, self.interleaved), *self.project(read, rotary)
-        )
+        queries = self._heads(self.q_proj(read))
+        queries = self.q_norm(queries) if self.has_norms else queries
+        attended = attend(rotate(queries, *rotary, self.interleaved), *self.project(read, rotary))
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Keys and values `[B, A, E, D]` alone."""
-        return rotate(self._heads(self.k_proj(read)), *rotary, self.interleaved), self._heads(self.v_proj(read))
+        keys = self._heads(self.k_proj(read))
+        keys = self.k_norm(keys) if self.has_norms else keys
+        return rotate(keys, *rotary, self.interleaved), self._heads(self.v_proj(read))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, A, E, D]
@@ -102,7 +108,16 @@ class Eagle3(Kind):
     defaults = {"block_size": 7, "num_hidden_layers": 1}
     fixed = ONE_LAYER
     own = dict.fromkeys(
-        ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output", "own_embeddings", "own_lm_head"), False
+        (
+            "norm_before_residual",
+            "norm_before_fc",
+            "fc_norm",
+            "norm_output",
+            "qk_norm",
+            "own_embeddings",
+            "own_lm_head",
+        ),
+        False,
     )
     unread = ("mask_token_id", *HEAD_FIELDS)
     lacks = {

@@ -236,6 +236,22 @@ def test_verl_specos_domino_keeps_its_rotary_base_and_the_width_of_its_heads(tin
         AutoConfig.from_pretrained(tmp_path)  # which knows no formats
 
 
+def test_a_domino_of_another_writer_with_our_fields_alone_has_the_width_of_its_heads():
+    """Nothing in it is of another name than ours, but the width that ours always tell is not there."""
+    theirs = {name: value for name, value in VERL_DOMINO.items() if name in DominoConfig.__dataclass_fields__}
+    config = read(theirs | {"model_type": "domino", "rope_theta": 1e6, "num_target_layers": 36})
+    assert (config.head_dim, config.rope_parameters["rope_theta"]) == (80, 1e6)
+
+
+@pytest.mark.parametrize("told", [{"partial_rotary_factor": 0.25}, {}])
+def test_deepspecs_copy_of_its_targets_partial_rotation_means_nothing(told):
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    copied = DEEPSPEC_DFLASH | told | {"model_type": "qwen3_5_text", "rope_theta": None, "rope_parameters": rope}
+    assert read(copied).rope_parameters == {"rope_type": "default", "rope_theta": 1e7}
+    with pytest.raises(ValueError, match=r"partial_rotary_factor must be 1.0, got 0.25"):
+        read(DFLASH | {"rope_theta": None, "rope_parameters": rope})
+
+
 def test_layers_that_a_file_does_not_tell_can_be_given(tiny_qwen3, tmp_path):
     stored = changed(reduced(DFLASH), {f"{SECTION}.target_layer_ids": None})
     write_checkpoint(tmp_path, stored, stored_tensors(our_drafter(tiny_qwen3, reduced(DFLASH)), {}))

@@ -72,16 +72,20 @@ def run(options: argparse.Namespace) -> int:
 
 def _check_fit(options: argparse.Namespace, pair: Pair, prompts: list[dict] | None) -> int:
     from hf_domino.evaluation.check import MAX_NEW_TOKENS, check_fit
+    from hf_domino.formats.loading import unread_fields
 
     texts = prompts and [prompt if "messages" in prompt else prompt["text"] for prompt in prompts]
     length = options.max_new_tokens or MAX_NEW_TOKENS
     result = check_fit(pair.drafter, pair.target, pair.tokenizer, texts, length, progress=True)
     drafter = options.drafter or pair.drafter.config.name_or_path
     names = {"target": options.target or str(pair.folder), "drafter": drafter}
+    unread = unread_fields(pair.drafter.config.name_or_path)
     if options.json:
-        print(json.dumps(names | result.to_dict()))
+        print(json.dumps(names | result.to_dict() | {"not_read": unread}))
     else:
         print(f"target {names['target']}\ndrafter {names['drafter']}\n\n{result}")
+        if unread:
+            print(f"\nFields of the drafter's config.json that are not read: {', '.join(unread)}.")
     return EXIT_CODES[result.verdict]
 
 

@@ -27,6 +27,8 @@ from hf_domino.formats.fields import (
     CODEBOOKS,
     CORRECT_IT,
     DECODER_SIZES,
+    READ_OF_BLOCKS,
+    READ_OF_DECODERS,
     Format,
     StoredConfig,
     backbone_fields,
@@ -35,7 +37,6 @@ from hf_domino.formats.fields import (
     head_fields,
     merged,
     predicts_next,
-    refuse_unread,
     required,
     section_of,
     stored_backbone,
@@ -51,6 +52,13 @@ INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI, whose rotary position
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
 ARCHITECTURES |= {INTERLEAVED_CLASS}
 WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
+# At the top or in a section; and of training, or told by the tensors.
+OWN = """
+    projector_type block_size mask_token_id draft_vocab_size num_target_layers target_num_hidden_layers
+    target_layer_ids use_swa swa_window_size target_config_digest
+"""
+READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
+HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size")
 MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
 
 
@@ -64,7 +72,6 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         # In its older files the other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
     required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
-    refuse_unread(stored)
     if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
         required(stored, "rope_theta")
     # DeepSpec copies its target's partial rotation, and turns whole heads.
@@ -154,6 +161,8 @@ DFLASH_CONFIG = Format(
         r"^confidence_proj\.": "confidence_head.proj.",
         **CODEBOOKS,
     },
+    reads=READS,
+    harmless=HARMLESS,
 )
 
 
@@ -171,4 +180,6 @@ MUSE_GLIMMER = Format(
     matches=lambda stored: stored.get("model_type") == MUSE_TYPE,
     fields=_fields_of_muse,
     renames={r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
+    reads=READS,
+    harmless=HARMLESS,
 )

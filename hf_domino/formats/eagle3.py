@@ -21,6 +21,7 @@ from typing import Any
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     DECODER_SIZES,
+    READ_OF_DECODERS,
     Format,
     StoredConfig,
     backbone_fields,
@@ -28,6 +29,7 @@ from hf_domino.formats.fields import (
     decoder_of,
     merged,
     misfit,
+    refuse_others_than,
     required,
     section_of,
 )
@@ -76,9 +78,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     layer = section_of(stored, SECTION) if is_nested else stored
     required(layer, *(() if is_nested else DECODER_SIZES[:4]))
     fields = backbone_fields(layer)
-    for name, value in (RUN | {"target_hidden_size": fields["hidden_size"]}).items():
-        if stored.get(name) not in (None, value):
-            raise misfit(name, value, stored[name], CANNOT_RUN)
+    refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)
     window, longest = layer.get("sliding_window"), fields["max_position_embeddings"]
     is_off = layer.get("use_sliding_window") is False or getattr(decoder_of(layer), "sliding_window", None) is None
     if window is not None and not is_off and window < longest:
@@ -112,4 +112,7 @@ EAGLE3 = Format(
     matches=_matches,
     fields=_fields,
     renames={r"^(model\.)?midlayer\.": "layers.0."},
+    reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
+    only=RUN,
+    harmless=("speculators_config", "ttt_*", "embed_requires_grad"),
 )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
@@ -38,6 +39,7 @@ DECODER_FIELDS = (
     *("hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "attention_dropout"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
+HEADS = tuple({name: None for kind in KINDS.values() for name in (*kind.head_fields, *kind.head_options)})
 # Names of one thing, with what each says of it where it is true. A position predicts the token after it: ours and
 # SpecForge's, that of speculators and DeepSpec, one of restamped releases, and vLLM's of a block whose anchor is spare.
 ORDER = {
@@ -49,15 +51,36 @@ ORDER = {
 # Rotary positions turn neighbours together.
 ROTARY = {"rope_interleaved": True, "rope_interleave": True, "rope_is_neox_style": False, "is_neox_style": False}
 ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
-SECTIONS = ("dflash_config", "dspark_config", "eagle_config", "transformer_layer_config")
-# What is done to the attention of other block drafters.
-UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal")
+DECODER_SECTION = "transformer_layer_config"
+SECTIONS = ("dflash_config", "dspark_config", "eagle_config", DECODER_SECTION, "speculators_config")
+# What is done to the attention of other block drafters, but not here.
+NOT_DONE = ["attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal"]
+# Fields of a decoder that are read, and those of its rotary positions.
+OF_DECODERS = """
+    model_type architectures dtype torch_dtype rope_theta partial_rotary_factor attention_bias mlp_bias
+    layer_types sliding_window use_sliding_window
+"""
+OF_ROPE = """
+    rope_type type rope_theta factor original_max_position_embeddings attention_factor truncate beta_fast beta_slow
+    mscale mscale_all_dim low_freq_factor high_freq_factor partial_rotary_factor
+"""
+READ_OF_DECODERS = (*DECODER_FIELDS, *ROPE_SECTIONS, *ROTARY, *OF_DECODERS.split())
+# Patterns of fields that change no draft, whoever writes them: of Transformers and its older versions, of training, and
+# of images.
+OF_OTHERS = """
+    auto_map *attn_implementation* torchscript pruned_heads add_cross_attention tie_encoder_decoder use_bfloat16
+    tf_legacy_loss max_window_layers pretraining_tp tie_word_embeddings *_version *revision verifier*
+    num_anchors max_anchors loss_* *_loss* lambda_* train* target_*model_type
+    mrope_section mrope_interleaved
+"""
+HARMLESS = (*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *OF_OTHERS.split())
 # Which other projects write alike.
 BLOCK_KINDS = tuple(name for name, kind in KINDS.items() if "export" not in kind.lacks)
 CODEBOOKS = {
     f"{name}_codebook$": f"{name}_codebook.weight" for name in ("predecessor", "successor")
 }  # its matrices, as all others store them
 CONV_GROUP = "conv_group_size"
+READ_OF_BLOCKS = (*HEADS, *ORDER, *OF_BLOCKS, CONV_GROUP)
 LABELS = "num_labels"  # of a classifier; Transformers makes a list of as many
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -71,12 +94,46 @@ class Format:
     # The fields of DominoConfig that a configuration describes; a ValueError if one is missing or cannot be run.
     fields: Callable[[StoredConfig], dict[str, Any]]
     renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in turn
+    reads: Sequence[str] = ()  # its fields that are read, beside those of a decoder where it nests that
+    only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOT_DONE, False))  # what alone is run here
+    harmless: Sequence[str] = ()  # patterns of its fields that change no draft, beside [`HARMLESS`]
+    knows_false: bool = False  # whether a field that is false says something, too
 
     def rename(self, name: str) -> str:
         """Give a stored tensor's name in our words."""
         for pattern, replacement in self.renames.items():
             name = re.sub(pattern, replacement, name)
         return name
+
+    def refuse_what_is_not_run(self, stored: StoredConfig) -> None:
+        """Refuse fields that would change what is computed in a way that is not implemented here."""
+        for _, place in places_of(stored):
+            refuse_others_than(self.only, place)
+
+    def unread(self, stored: StoredConfig) -> list[str]:
+        """Name the fields of a configuration that say something and are neither read nor harmless."""
+        own = {*self.reads, *self.only}
+        found = []
+        for prefix, place in places_of(stored):
+            sections = prefix.split(".")[:-1]
+            names = (*OF_ROPE.split(), *ROTARY) if sections and sections[-1] in ROPE_SECTIONS else own
+            names = (*READ_OF_DECODERS, *self.only) if sections == [DECODER_SECTION] else names
+            harmless = re.compile("|".join(map(fnmatch.translate, (*HARMLESS, *self.harmless, *names))))
+            for name, value in place.items():
+                says_nothing = value is None or (not value and not self.knows_false)
+                if not says_nothing and own.issuperset(sections[:1]) and not harmless.match(name):
+                    found.append(f"{prefix}{name}")
+        return found
+
+
+def places_of(stored: StoredConfig) -> list[tuple[str, StoredConfig]]:
+    """List a configuration and its sections, each with what stands before names of its fields."""
+    found = [("", stored)]
+    for prefix, place in found:
+        for name in (*SECTIONS, *ROPE_SECTIONS):
+            if section := section_of(place, name):
+                found.append((f"{prefix}{name}.", section))
+    return found
 
 
 def is_of_target(name: str) -> bool:
@@ -96,11 +153,11 @@ def required(stored: StoredConfig, *names: str) -> None:
             raise misfit(name, "given", None)
 
 
-def refuse_unread(stored: StoredConfig, names: Sequence[str] = UNREAD) -> None:
-    """Refuse fields that would change what is computed in a way that is not implemented here."""
-    for name in names:
-        if stored.get(name) not in (None, False):
-            raise misfit(name, False, stored[name], CANNOT_RUN)
+def refuse_others_than(only: Mapping[str, Any], stored: StoredConfig) -> None:
+    """Refuse fields that have another value than the one that is run here."""
+    for name, value in only.items():
+        if stored.get(name) not in (None, value):
+            raise misfit(name, value, stored[name], CANNOT_RUN)
 
 
 def predicts_next(stored: StoredConfig, default: bool) -> bool:
@@ -110,9 +167,7 @@ def predicts_next(stored: StoredConfig, default: bool) -> bool:
 
 def rope_interleaved(stored: StoredConfig, default: bool) -> bool:
     """Tell whether rotary positions turn neighbours together, from any of [`ROTARY`], wherever it may stand."""
-    places = [stored, *(section_of(stored, name) for name in SECTIONS)]
-    places += [section_of(place, name) for place in places for name in ROPE_SECTIONS]
-    return _agreed(places, ROTARY, default)
+    return _agreed([place for _, place in places_of(stored)], ROTARY, default)
 
 
 def _agreed(places: Sequence[StoredConfig], names: Mapping[str, bool], default: bool) -> bool:

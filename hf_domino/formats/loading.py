@@ -15,6 +15,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.utils import logging
 from transformers.utils.hub import resolve_revision
 
 from hf_domino._common.refusal import refusal
@@ -40,6 +41,8 @@ from hf_domino.formats.registry import LOADED, OURS, format_of, refuse_others
 from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
 from hf_domino.kinds import KINDS
 
+logger = logging.get_logger(__name__)
+
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
@@ -53,6 +56,9 @@ OF_OTHERS = {
     "refiner_head": "XPress",
     "lilicorr": "LiLiCorr",
 }
+NOT_READ = (
+    "config.json ({}), not read: {}. If hardly a draft is accepted, that may be why; `hf-domino check` measures it."
+)
 WHICH_LAYERS = (
     "The layers it was trained on stand in its training's configuration: give them as from_pretrained(..., "
     "target_layer_ids=[...]), counted from 0."
@@ -79,6 +85,8 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         overrides = {key: arguments.pop(key) for key in list(arguments) if key in DominoConfig.__annotations__}
         found, arguments["config"] = interpret(stored, overrides)
         arguments["key_mapping"] = dict(found.renames)
+        if unread := found.unread(stored):
+            logger.warning(NOT_READ.format(found.name, ", ".join(unread)))
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
     if found is EAGLE3:
         for field, value in fields_of_tensors(stored, tensors).items():
@@ -104,6 +112,13 @@ def _pinned(name: str | os.PathLike, arguments: dict[str, Any]) -> dict[str, Any
     return download
 
 
+def unread_fields(name: str | os.PathLike) -> list[str]:
+    """Name the fields of a drafter's config.json that are neither read nor known to change no draft."""
+    stored = read_config(name, {"local_files_only": True})  # which was loaded before
+    found = None if stored is None else format_of(stored)
+    return [] if found is None or stored is None else found.unread(stored)
+
+
 def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) -> tuple[Format, DominoConfig]:
     """Find the format of a configuration, and read it as ours, with fields to set in it."""
     found = format_of(stored)
@@ -121,9 +136,9 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
 
 def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:
     try:
+        found.refuse_what_is_not_run(stored)
         fields = found.fields(stored)
-        if found is not OURS:
-            fields["rope_interleaved"] = rope_interleaved(stored, INTERLEAVED_CLASS in classes_of(stored))
+        fields["rope_interleaved"] = rope_interleaved(stored, INTERLEAVED_CLASS in classes_of(stored))
         fields |= overrides
         kind = KINDS.get(fields.get("projector_type", "domino"))
         if fields.get("target_layer_ids") is None and kind is not None and not kind.may_ask_target:

@@ -45,7 +45,8 @@ def _is_ours(stored: StoredConfig) -> bool:
     )
 
 
-OURS = Format(DominoConfig.model_type, _is_ours, dict)
+OUR_FIELDS = (*DominoConfig.__dataclass_fields__, *OF_TRANSFORMERS)
+OURS = Format(DominoConfig.model_type, _is_ours, dict, reads=OUR_FIELDS, only={}, knows_false=True)
 FORMATS = (OURS, EAGLE3, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
 
 

@@ -19,6 +19,9 @@ from hf_domino.formats.fields import (
     CANNOT_RUN,
     CODEBOOKS,
     CORRECT_IT,
+    DECODER_SECTION,
+    READ_OF_BLOCKS,
+    ROTARY,
     Format,
     StoredConfig,
     backbone_fields,
@@ -26,7 +29,7 @@ from hf_domino.formats.fields import (
     merged,
     misfit,
     predicts_next,
-    refuse_unread,
+    refuse_others_than,
     required,
     section_of,
     stored_backbone,
@@ -34,8 +37,9 @@ from hf_domino.formats.fields import (
 )
 from hf_domino.kinds.kind import CONVOLUTION, OF_BLOCKS, SCALES
 
-SECTION = "transformer_layer_config"
+SECTION = DECODER_SECTION
 KIND = "speculators_model_type"
+VERIFIER = "speculators_config"
 PROPOSALS = "speculative_tokens"
 DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
 # Kinds that are read, with defaults of their own classes; and classes of what is written.
@@ -50,6 +54,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "dflash": {},
 }
+OWN = """
+    dflash_config dspark_config vocab_size hidden_size num_hidden_layers target_hidden_size layer_types mask_token_id
+    block_size draft_vocab_size projector_type aux_hidden_state_layer_ids proposal_methods logits_correction_emb_dim
+    sliding_window_non_causal
+"""
 WRITTEN = {
     "dflash": "DFlashDraftModel",
     "dspark": "DSparkSpeculator",
@@ -70,8 +79,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     decoder = dict(section_of(stored, SECTION))
     if stored.get("layer_types"):  # they may stand beside the backbone
         decoder["layer_types"] = stored["layer_types"]
-    refuse_unread(decoder | stored)
-    refuse_unread(decoder, OF_BLOCKS)  # which count where the drafter's own fields are
+    refuse_others_than(dict.fromkeys(OF_BLOCKS, False), decoder)  # which count where the drafter's own fields are
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
@@ -95,7 +103,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 def _predicts_next(stored: StoredConfig, default: bool) -> bool:
     """Tell the order of a block, which older files say by the number of proposals alone."""
-    methods = section_of(stored, "speculators_config").get("proposal_methods")
+    methods = section_of(stored, VERIFIER).get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None
     count, size = first.get(PROPOSALS) if isinstance(first, dict) else None, stored["block_size"]
     if not isinstance(count, int) or not isinstance(size, int) or count not in (size - 1, size):
@@ -161,4 +169,6 @@ SPECULATORS = Format(
     matches=lambda stored: KIND in stored,
     fields=_fields,
     renames={r"^logits_correction\.": "", **CODEBOOKS},
+    reads=(*READ_OF_BLOCKS, *ROTARY, KIND, SECTION, VERIFIER, *OWN.split()),
+    harmless=("algorithm", "default_proposal_method", "target_layer_ids", "confidence_head_alpha"),
 )

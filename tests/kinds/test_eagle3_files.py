@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_domino import DominoDraftModel
-from hf_domino.formats.loading import interpret
+from hf_domino.formats.loading import interpret, unread_fields
 from hf_domino.target.view import TargetModel
 
 IDS = [0, 3, 4, 9, 11, 40, 62]
@@ -142,6 +142,7 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
     loaded, info = DominoDraftModel.from_pretrained(tmp_path, output_loading_info=True)
     assert (info["unexpected_keys"], loaded.dtype) == (set(), torch.float64)
     assert loaded.config.projector_type == "eagle3"
+    assert unread_fields(tmp_path) == []
     assert loaded.config.layer_ids(8) == LAYOUTS[name][2]
     assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in ours.state_dict().items())
     view, reference = TargetModel(deep, loaded.config), Formula(ours, deep)

@@ -88,7 +88,7 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         if unread := found.unread(stored):
             logger.warning(NOT_READ.format(found.name, ", ".join(unread)))
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
-    if found is EAGLE3:
+    if found is EAGLE3 and stored is not None:
         for field, value in fields_of_tensors(stored, tensors).items():
             setattr(arguments["config"], field, value)
     if found is not OURS and arguments["config"].projector_type == "dspark":

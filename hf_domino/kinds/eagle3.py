@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -47,23 +48,19 @@ class EntryAttention(nn.Module):
         self.k_proj = nn.Linear(2 * width, keys, bias=False)
         self.v_proj = nn.Linear(2 * width, keys, bias=False)
         self.o_proj = nn.Linear(queries, width, bias=False)
-        self.has_norms = config.qk_norm
-        if config.qk_norm:
-            self.q_norm = Qwen3RMSNorm(config.head_dim, eps=config.rms_norm_eps)
-            self.k_norm = Qwen3RMSNorm(config.head_dim, eps=config.rms_norm_eps)
+        norm = partial(Qwen3RMSNorm, config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity
+        self.q_norm, self.k_norm = norm(), norm()
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
-        queries = self._heads(self.q_proj(read))
-        queries = self.q_norm(queries) if self.has_norms else queries
-        attended = attend(rotate(queries, *rotary, self.interleaved), *self.project(read, rotary))
+        queries = rotate(self.q_norm(self._heads(self.q_proj(read))), *rotary, self.interleaved)
+        attended = attend(queries, *self.project(read, rotary))
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Keys and values `[B, A, E, D]` alone."""
-        keys = self._heads(self.k_proj(read))
-        keys = self.k_norm(keys) if self.has_norms else keys
-        return rotate(keys, *rotary, self.interleaved), self._heads(self.v_proj(read))
+        keys = rotate(self.k_norm(self._heads(self.k_proj(read))), *rotary, self.interleaved)
+        return keys, self._heads(self.v_proj(read))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, A, E, D]

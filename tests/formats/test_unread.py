@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from pathlib import Path
 
 import pytest
 from builders import build_drafter
@@ -24,8 +25,9 @@ from test_interleaved import SAID
 from test_trainers import DEEPSPEC_DFLASH, EAGLE, EAGLES, VERL_DOMINO
 
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.formats.fields import OF_OTHERS, OF_ROPE
 from hf_domino.formats.loading import unread_fields
-from hf_domino.formats.registry import format_of
+from hf_domino.formats.registry import FORMATS, format_of
 
 KNOWN = {
     **RELEASED,
@@ -106,3 +108,9 @@ def test_our_own_files_hold_nothing_that_is_not_read(tiny_qwen3, tmp_path, caplo
     }
     assert format_of(older).unread(older) == []
     assert DominoConfig(**older).projector_type == "domino"
+
+
+def test_the_page_on_formats_lists_every_field():
+    page = (Path(__file__).parents[2] / "docs/formats.md").read_text()
+    told = {name for form in FORMATS[1:] for name in (*form.reads, *form.only, *form.harmless)}
+    assert not [name for name in (*told, *OF_ROPE.split(), *OF_OTHERS.split()) if f"`{name}`" not in page]

@@ -56,6 +56,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         rms_norm_eps (`float`, *optional*, defaults to 1e-6): Epsilon of the RMS norms.
         rope_parameters (`dict`, *optional*): Rotary embedding, as in Transformers; `rope_type` is one of `"default"`,
             `"linear"`, `"yarn"`, `"llama3"`. Defaults to `rope_theta` 10,000.
+        rope_interleaved (`bool`, *optional*, defaults to `False`): Whether rotary positions turn neighbours
+            `(2i, 2i + 1)` of a head together, not `(i, i + head_dim / 2)`.
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
         block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
         mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
@@ -116,6 +118,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
     rope_parameters: dict | None = None
+    rope_interleaved: bool = False
     attention_dropout: float | int = 0.0
     block_size: int = 16
     mask_token_id: int = 151669

@@ -97,7 +97,7 @@ class ContextAttention(nn.Module):
         super().__init__()
         self.layer_index = layer_index
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
-        self.dropout = config.attention_dropout
+        self.dropout, self.interleaved = config.attention_dropout, config.rope_interleaved
         query_size = config.num_attention_heads * config.head_dim
         key_value_size = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=False)
@@ -117,8 +117,8 @@ class ContextAttention(nn.Module):
         values = self._split_heads(self.v_proj(both)).transpose(1, 2)  # [B, A, C + Q, D]
         cosines, sines = inputs.rotary
         start = both.shape[1] - length
-        queries = rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
-        keys = rotate(keys.transpose(1, 2), cosines, sines)
+        queries = rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:], self.interleaved)
+        keys = rotate(keys.transpose(1, 2), cosines, sines, self.interleaved)
         if inputs.cache is not None:
             keys, values = inputs.cache.join(self.layer_index, keys, values, length, inputs.first)
         dropout = self.dropout if self.training else 0.0
@@ -207,9 +207,15 @@ class BackboneLayer(GradientCheckpointingLayer):
         return block + feed(self.post_attention_layernorm(block))
 
 
-def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype."""
+def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype.
+
+    Where neighbours `(2i, 2i + 1)` are turned together, they are first put where others have them, at `(i, i + D / 2)`:
+    products of queries and keys do not depend on the order of their numbers.
+    """
     wide = states.float()
+    if interleaved:
+        wide = wide.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
     return (wide * cosines[:, None] + rotate_half(wide) * sines[:, None]).to(states.dtype)
 
 

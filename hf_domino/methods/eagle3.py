@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +52,7 @@ class Eagle3Config(DominoConfig):
         norm_before_fc (`bool`, *optional*, defaults to `False`): Whether captured states are normed together.
         fc_norm (`bool`, *optional*, defaults to `False`): Whether captured states are normed each.
         norm_output (`bool`, *optional*, defaults to `False`): Whether the state that goes on is the normed one.
+        qk_norm (`bool`, *optional*, defaults to `False`): Whether queries and keys are normed.
         own_embeddings (`bool`, *optional*, defaults to `False`): Whether embeddings are its own, not the target's.
         own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
         kwargs: The fields of [`DominoConfig`].
@@ -61,6 +63,7 @@ class Eagle3Config(DominoConfig):
     norm_before_fc: bool = False
     fc_norm: bool = False
     norm_output: bool = False
+    qk_norm: bool = False
     own_embeddings: bool = False
     own_lm_head: bool = False
 
@@ -90,6 +93,7 @@ class Eagle3Config(DominoConfig):
     def follow_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.own_embeddings = "embed_tokens.weight" in shapes  # the target's, unless they are stored
         self.own_lm_head = "lm_head.weight" in shapes
+        self.qk_norm = "layers.0.self_attn.q_norm.weight" in shapes
 
     def check(self) -> None:
         super().check()
@@ -103,20 +107,25 @@ class EntryAttention(nn.Module):
     def __init__(self, config: Eagle3Config):
         super().__init__()
         self.head_dim, width = config.head_dim, config.hidden_size
+        self.interleaved = config.rope_interleaved
         queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(2 * width, queries, bias=False)
         self.k_proj = nn.Linear(2 * width, keys, bias=False)
         self.v_proj = nn.Linear(2 * width, keys, bias=False)
         self.o_proj = nn.Linear(queries, width, bias=False)
+        norm = partial(Qwen3RMSNorm, config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity
+        self.q_norm, self.k_norm = norm(), norm()
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
-        attended = attend(rotate(self._heads(self.q_proj(read)), *rotary), *self.project(read, rotary))
+        queries = rotate(self.q_norm(self._heads(self.q_proj(read))), *rotary, self.interleaved)
+        attended = attend(queries, *self.project(read, rotary))
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Keys and values `[B, A, E, D]` alone."""
-        return rotate(self._heads(self.k_proj(read)), *rotary), self._heads(self.v_proj(read))
+        keys = rotate(self.k_norm(self._heads(self.k_proj(read))), *rotary, self.interleaved)
+        return keys, self._heads(self.v_proj(read))
 
     def _heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)  # [B, A, E, D]

@@ -70,7 +70,7 @@ def refuse_fields_of_others(config: Any, given: Mapping[str, Any]) -> None:
         given (`Mapping[str, Any]`): What it was given beside its own fields.
     """
     for other in config_classes():
-        follow_target = other.sizes_for(config.hidden_size)  # so older files have them with any value
+        follow_target = other.sizes_for(1)  # so older files have them with any value
         for field in fields(other):
             if field.name not in given or field.name in follow_target or given[field.name] == field.default:
                 continue

@@ -47,23 +47,15 @@ def parsed(path: Path) -> ast.Module:
 
 
 def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
-    """Yield every imported dotted name with whether it is imported at the top of the module."""
+    """Yield every imported dotted name, also for type checkers, with whether it is at the top of the module."""
     tree = parsed(path)
-    for node in _without_type_checking(tree):
+    for node in ast.walk(tree):
         top = node in tree.body
         if isinstance(node, ast.Import):
             yield from ((alias.name, top) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = _absolute(path, node)
             yield from ((f"{base}.{alias.name}", top) for alias in node.names)
-
-
-def _without_type_checking(node: ast.AST) -> Iterator[ast.AST]:
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-            continue
-        yield child
-        yield from _without_type_checking(child)
 
 
 def _absolute(path: Path, node: ast.ImportFrom) -> str:

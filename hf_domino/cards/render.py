@@ -81,7 +81,7 @@ def is_hub_name(name: str | None) -> bool:
 
 
 def _engines(config: DominoConfig) -> list[str]:
-    """Say in a line for each engine whether it accepts an export of the drafter; none if the kind has no export."""
+    """Say in a line for each engine whether it accepts an export of the drafter; none if the method has no export."""
     if "export" in config.lacks:
         return []
     try:

@@ -31,14 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino run`: it becomes the command."""
-    from hf_domino.formats.loading import interpret
-    from hf_domino.formats.source import read_config
+    from hf_domino.formats.adapters import drafter_config
     from hf_domino.integration import patch
     from hf_domino.pair import find_drafter
 
     drafter = find_drafter(options.drafter)
-    if stored := read_config(drafter, {}):  # none of an adapter
-        interpret(stored)
+    drafter_config(drafter)  # refuses what is none
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     program = shutil.which(next(iter(options.words), ""), path=path)
     if program is None:

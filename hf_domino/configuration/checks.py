@@ -5,14 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.configuration.registry import config_classes
-
-if TYPE_CHECKING:
-    from hf_domino.configuration.domino_config import DominoConfig
 
 ADAPTIVE = "adaptive"
 DRAFT_LENGTHS = (ADAPTIVE, "full")
@@ -51,7 +48,7 @@ ROPE_REQUIRED = {
 }
 
 
-def check_fields(config: DominoConfig) -> None:
+def check_fields(config: Any) -> None:
     """Refuse a configuration with a field out of its range."""
     _check_method(config)
     _check_sizes(config)
@@ -60,12 +57,12 @@ def check_fields(config: DominoConfig) -> None:
     _check_target_layer_ids(config)
 
 
-def fields_of(config: DominoConfig | type[DominoConfig], *names: str) -> str:
+def fields_of(config: Any, *names: str) -> str:
     """Name fields of a method's configuration for an error."""
     return f"{', '.join(names)} of {config.article} {config.title} drafter"
 
 
-def refuse_fields_of_others(config: DominoConfig, given: Mapping[str, Any]) -> None:
+def refuse_fields_of_others(config: Any, given: Mapping[str, Any]) -> None:
     """Refuse fields of other methods, unless they have their defaults: older versions stored all fields in every file.
 
     Args:
@@ -81,7 +78,7 @@ def refuse_fields_of_others(config: DominoConfig, given: Mapping[str, Any]) -> N
             raise refusal(fields_of(config, field.name), field.default, given[field.name], remedy)
 
 
-def _check_method(config: DominoConfig) -> None:
+def _check_method(config: Any) -> None:
     """Refuse another method's name, and shared fields that do nothing unless they have their one value."""
     for name, value in config.fixed.items():
         if (given := getattr(config, name)) != value:
@@ -104,7 +101,7 @@ def check_range(field: str, value: Any, low: float, high: float | None = None, h
     raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value!r}.")
 
 
-def _check_sizes(config: DominoConfig) -> None:
+def _check_sizes(config: Any) -> None:
     for field, allowed in config.ranges.items():
         check_range(field, getattr(config, field), *allowed)
     if config.num_target_layers is not None:
@@ -127,7 +124,7 @@ def _check_sizes(config: DominoConfig) -> None:
         )
 
 
-def _check_numbers(config: DominoConfig) -> None:
+def _check_numbers(config: Any) -> None:
     """Refuse text, NaN, infinity, and zero where nothing can be computed with it, in other fields than sizes."""
     for field, limits in NUMBERS.items():
         check_range(field, getattr(config, field), *limits, is_whole=False)
@@ -166,25 +163,25 @@ def check_rope_numbers(rope: Mapping[str, Any], section: str = "rope_parameters"
         raise refusal(f"{section}['high_freq_factor']", expected, high, "Correct config.json.")
 
 
-def _check_choices(config: DominoConfig) -> None:
+def _check_choices(config: Any) -> None:
     check_choice(config, "draft_length", DRAFT_LENGTHS)
     rope_type = (config.rope_parameters or {}).get("rope_type", "default")
     if rope_type not in ROPE_TYPES:
         raise ValueError(f"rope_parameters['rope_type'] must be one of {ROPE_TYPES}, got {rope_type!r}.")
 
 
-def check_choice(config: DominoConfig, field: str, allowed: Sequence[str]) -> None:
+def check_choice(config: Any, field: str, allowed: Sequence[str]) -> None:
     """Refuse a field that is none of the allowed values."""
     if getattr(config, field) not in allowed:
         raise ValueError(f"{field} must be one of {tuple(allowed)}, got {getattr(config, field)!r}.")
 
 
-def readable_layers(config: DominoConfig, num_target_layers: int) -> range:
+def readable_layers(config: Any, num_target_layers: int) -> range:
     """Layers that may be read of a target of so many: not the last one where no file told how many there are."""
     return range(num_target_layers - (config.num_target_layers is None))
 
 
-def _check_target_layer_ids(config: DominoConfig) -> None:
+def _check_target_layer_ids(config: Any) -> None:
     ids, num_layers = config.target_layer_ids, config.num_target_layers
     if ids is None and not config.needs_layer_ids:
         return

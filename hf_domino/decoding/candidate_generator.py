@@ -277,7 +277,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         if self._plan is None or self._proposals is None:
             return
         outcome = Outcome(self._plan, ONE_SEQUENCE, self._proposals.num_nodes, [int(num_matches) + 1])
-        self._stats.count_round(outcome)
+        outcome.add_to(self._stats)
         record_stats(self.assistant_model, self._stats)
         self.observe_round(outcome, time.perf_counter() - self._start)
 

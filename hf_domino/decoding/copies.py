@@ -14,7 +14,6 @@ from __future__ import annotations
 import bisect
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
 
@@ -24,7 +23,7 @@ from transformers import GenerationConfig
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.estimates import Acceptance
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.round import Outcome, fitting_length
+from hf_domino.decoding.round import Offer, Outcome, fitting_length
 
 # A copied token's class is the length of the match before it, from each of these on. The first guess of its acceptance
 # is what 132 held-out answers of SmolLM2-135M-Instruct showed. A row without a match copies its beginning, which
@@ -91,26 +90,6 @@ class Text:
         while len(copied) < count:
             copied.append(copied[len(copied) - period])
         return copied
-
-
-@dataclass(frozen=True)
-class Offer:
-    """What a round can copy.
-
-    Args:
-        tokens (`list[list[int]]`): Of each row, equally many.
-        kinds (`list[list[int]]`): Class of each of them.
-        expected (`float`): Tokens that copying them may be expected to bring, a row.
-    """
-
-    tokens: list[list[int]]
-    kinds: list[list[int]]
-    expected: float
-
-    @property
-    def length(self) -> int:
-        """Tokens of a row."""
-        return len(self.tokens[0])
 
 
 class PromptLookup:

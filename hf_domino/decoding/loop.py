@@ -251,7 +251,7 @@ class _Generation:
 
     def _counted(self, outcome: Outcome) -> Outcome:
         """Count a round before it is committed, as a streamer may ask for the statistics meanwhile."""
-        self.stats.count_round(outcome)
+        outcome.add_to(self.stats)
         return outcome
 
     def _settle(self, outcome: Outcome, captured: Captured) -> None:

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hf_domino.statistics.stats import DecodingStats, Pause
+
 if TYPE_CHECKING:
     import torch
-
-    from hf_domino.decoding.copies import Offer
-    from hf_domino.statistics.stats import Pause
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,26 @@ class Arm:
 
 
 STEP = Arm(0)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What a round can copy.
+
+    Args:
+        tokens (`list[list[int]]`): Of each row, equally many.
+        kinds (`list[list[int]]`): Class of each of them.
+        expected (`float`): Tokens that copying them may be expected to bring, a row.
+    """
+
+    tokens: list[list[int]]
+    kinds: list[list[int]]
+    expected: float
+
+    @property
+    def length(self) -> int:
+        """Tokens of a row."""
+        return len(self.tokens[0])
 
 
 @dataclass(frozen=True)
@@ -57,6 +76,16 @@ class Outcome:
     def tokens(self) -> float:
         """Tokens it brought, the mean of its rows."""
         return sum(self.num_brought) / len(self.num_brought)
+
+    def add_to(self, stats: DecodingStats) -> None:
+        """Note in a call's statistics what came of the round."""
+        plan = self.plan
+        stats.count_pause(plan.pause, self.rows)
+        stats.tree_size = plan.arm.tree_size or stats.tree_size
+        for row, count in zip(self.rows, self.num_brought, strict=True):
+            stats.rows[row].append(count)
+            stats.proposed[row].append(self.num_proposed)
+            stats.copied[row].append(plan.offer is not None)
 
 
 def fitting_length(length: int, most: int) -> int:

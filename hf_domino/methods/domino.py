@@ -160,6 +160,7 @@ class DominoHead(CorrectionHead):
 
     @property
     def gru(self) -> PrefixGRU:
+        """The GRU, by the name that decoding knows."""
         return self.prefix_gru
 
     @property

@@ -3,8 +3,8 @@
 The entry of a position is made of its state and the token behind it. States are kept to make entries again where a
 conversation steps back and another token follows.
 
-Shapes: B batch, C new context positions, S stored entries, E entries to be made, N drafts of all lanes so far, L lanes,
-A heads, D head width, H hidden size.
+Shapes: B batch, C new context positions, S stored entries, E entries to be made, N drafts of all branches so far, L
+branches, A heads, D head width, H hidden size.
 """
 
 from __future__ import annotations

@@ -8,12 +8,9 @@ import weakref
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
-
-if TYPE_CHECKING:
-    from hf_domino.decoding.round import Outcome
 
 _last = threading.local()
 _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
@@ -176,20 +173,15 @@ class DecodingStats:
     def _copied_lengths(self) -> list[int]:
         return [length for length, _, is_copied in self._rounds if is_copied]
 
-    def count_round(self, outcome: Outcome) -> None:
-        """Note what came of a round."""
-        plan, rows = outcome.plan, outcome.rows
-        self.tree_size = plan.arm.tree_size or self.tree_size
-        if (pause := plan.pause) is not None:
-            if not pause.num_steps:
-                pause.first_round = len(self.proposed[rows[0]])
-                self.pauses.append(pause)
-            pause.num_steps += 1
-            self.num_paused += len(rows)
-        for row, count in zip(rows, outcome.num_brought, strict=True):
-            self.rows[row].append(count)
-            self.proposed[row].append(outcome.num_proposed)
-            self.copied[row].append(plan.offer is not None)
+    def count_pause(self, pause: Pause | None, rows: Sequence[int]) -> None:
+        """Note that a round of these sequences was part of a pause of drafting, if it was."""
+        if pause is None:
+            return
+        if not pause.num_steps:
+            pause.first_round = len(self.proposed[rows[0]])
+            self.pauses.append(pause)
+        pause.num_steps += 1
+        self.num_paused += len(rows)
 
     def cut(self, num_new_tokens: Sequence[int]) -> None:
         """Count as tokens of a round those that are returned; behind the end of all texts it brought none.

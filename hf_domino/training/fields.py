@@ -116,12 +116,18 @@ class TrainingFields:
         "head, to train the correction head over a backbone that stays as it is. The base loss cannot fall then, so "
         "the corrected loss is trained from the first step.",
     )
-    use_peft: bool = option(False, "Train a LoRA adapter over --drafter, and save it as PEFT does.")
+    use_peft: bool = option(
+        False,
+        "Train a LoRA adapter over --drafter, a folder or a name on the Hub, and save it as PEFT does. Nothing else is "
+        "trained or saved. Needs the package peft.",
+    )
     lora_r: int | None = option(None, "Rank of LoRA; 16 with use_peft.")
     lora_alpha: int | None = option(None, "LoRA is scaled by lora_alpha / lora_r; 32 with use_peft.")
-    lora_dropout: float | None = option(None, "Dropout in front of LoRA; 0 with use_peft.")
+    lora_dropout: float | None = option(None, "Dropout in front of LoRA, in [0, 1); 0 with use_peft.")
     lora_target_modules: list[str] | None = option(  # noqa: RUF009
-        None, "Layers that get LoRA; with use_peft every linear layer of the drafter, the head's too."
+        None,
+        "Names of the layers that get LoRA, or how these names end, such as q_proj; with use_peft every linear layer "
+        "of the drafter, the head's too.",
     )
 
     learning_rate: float = option(2e-3, "Peak learning rate of AdamW.")

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from hf_domino._common.refusal import refusal
+from hf_domino.configuration.registry import config_classes
 from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
@@ -51,9 +52,10 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
     if args.train_only == "head":
         if not drafter.has_correction_head:
             gets_one = config.headless() is type(config)
-            remedy = (
-                "Give it a new one: projector_type='domino' beside drafter." if gets_one else "Leave train_only out."
-            )
+            heads = [method.projector_type for method in config_classes() if fields_of_head(method)]
+            remedy = f"Give it a new one: projector_type={' or '.join(map(repr, heads))} beside drafter."
+            if not gets_one:
+                remedy = "Leave train_only out."
             raise refusal("the drafter of train_only='head'", "one with a correction head", config.title, remedy)
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.split(".")[0] in config.head_modules())

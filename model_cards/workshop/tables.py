@@ -116,10 +116,7 @@ def variants(folder: Path, files: Sequence[str]) -> str:
 
 
 def trained(folder: Path, files: Sequence[str]) -> str:
-    """Acceptance length, size of what was saved and training time of each variant of a STUDY, at its best rate.
-
-    Behind it stands the rate of AdamW; a FILE's rows are of one budget.
-    """
+    """Acceptance length, steps and size of what was saved of each variant of a STUDY, at its best rate."""
     study, rows = load_study(folder / files[0]), of_budget(read_runs(folder / files[1]))
     best: dict[str, Row] = {}
     for row in sorted(rows, key=lambda row: row["acceptance_length"]):
@@ -128,12 +125,12 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     for name, row in sorted(best.items(), key=lambda pair: pair[1]["acceptance_length"]):
         steps = round(row["steps"] * row["changes"].get("effort", 1))
         is_trained = row["changes"]["learning_rate"] > 0
-        size, time = f"{row['saved_bytes'] / 2**20:.1f} MB", f"{row['cpu_seconds']:.0f} s"
+        size = f"{row['saved_bytes'] / 2**20:.1f} MB"
         length = f"{row['acceptance_length']:.2f} ± {row['acceptance_error']:.2f}"
-        training = (f"{steps}", size, time) if is_trained else ("", "", "")
+        training = (f"{steps}", size) if is_trained else ("", "")
         body.append([f"{study.variants[name].question} (`{name}`)", length, *training])
     first = rows[0]
-    head = ["tokens a round", "steps", "saved", "time on one core"]
+    head = ["tokens a round", "steps", "saved"]
     return (
         f"{markdown_table(head, body)}\n- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs for {first['target']}, "
         f"{first['num_texts']} held-out texts, {first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"

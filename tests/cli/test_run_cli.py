@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import os
 import shutil
 import signal
@@ -17,7 +18,10 @@ from pathlib import Path
 
 import pytest
 from builders import build_drafter
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
+from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
 from hf_domino.pair import BUNDLED
 from hf_domino.target.identity import identify
@@ -42,6 +46,22 @@ def models(tiny_qwen3, tiny_tokenizer, tmp_path_factory):
     identify(type(tiny_qwen3).from_pretrained(folders[0])).record_in(drafter.config)
     drafter.save_pretrained(folders[3])
     return folders
+
+
+def test_a_program_drafts_by_an_adapter(models, tmp_path):
+    """Its target is that of its training."""
+    target, _, other, drafter = models
+    adapted = get_peft_model(DominoDraftModel.from_pretrained(drafter), LoraConfig(r=2, target_modules=["fc"]))
+    adapted.save_pretrained(tmp_path)
+    identity = identify(AutoModelForCausalLM.from_pretrained(other)).to_dict()
+    (tmp_path / "target.json").write_text(json.dumps(identity))
+    script = "import sys, torch; from transformers import AutoModelForCausalLM as A; words = torch.tensor([[5, 6]])\n"
+    script += "for name in sys.argv[1:]: A.from_pretrained(name).generate(words, max_new_tokens=2)"
+    command = [*RUN, "--drafter", tmp_path, "python", "-c", script, target, other]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots()))}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert f"hf_domino: {target} generates without a drafter: " in done.stderr
+    assert f"hf_domino: {tmp_path} drafts for {other}." in done.stderr
 
 
 def test_a_program_drafts_where_the_target_is_the_drafters(models, tmp_path):

@@ -225,7 +225,7 @@ def test_a_pause_that_outlasts_a_call_is_counted_in_each_call():
         for _ in range(num_rounds):
             plan = policy.plan(1, MOST)
             outcome = Outcome(plan, [0], plan.length, [1])
-            calls[-1].count_round(outcome)
+            outcome.add_to(calls[-1])
             policy.observe(outcome, costs(*RISING)(plan))
     assert all(stats.num_paused == sum(pause.num_steps for pause in stats.pauses) > 0 for stats in calls)
     assert calls[1].pauses[0].first_round <= 3  # it is tried first

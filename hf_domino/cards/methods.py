@@ -1,4 +1,4 @@
-"""What cards say of each method, by `projector_type`."""
+"""Texts of the cards about each method, by `projector_type`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ DFLASH = "[DFlash](https://arxiv.org/abs/2602.06036)"
 
 @dataclass(frozen=True)
 class Said:
-    """What a card says of a method."""
+    """The texts of a card about one method."""
 
     link: str  # its name, as Markdown
-    way: str = ""  # how it drafts, in the card's sentence
-    papers: tuple[str, ...] = ()  # cited with it, in `papers`
+    way: str = ""  # how the method drafts, in the card's sentence
+    papers: tuple[str, ...] = ()  # papers to cite, in the folder `papers`
     drafts_in_turn: bool = False  # whether a draft reads those before it
 
 

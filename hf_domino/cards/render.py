@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from hf_domino.cards.methods import SAID, Said
+from hf_domino.cards.methods import METHOD_TEXTS, MethodTexts
 from hf_domino.cards.sections import mark
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.engines import ENGINES
@@ -58,8 +58,7 @@ def render_card(
         tags += ["peft", str(getattr(adapter["peft_type"], "value", adapter["peft_type"])).lower()]
     base_model = target if on_hub else None
     known = {"base_model": base_model, "library_name": LIBRARY} | extra
-    sections = (("training", training), ("results", results))
-    method = SAID.get(config.projector_type, Said(config.title))
+    method = METHOD_TEXTS.get(config.projector_type, MethodTexts(config.title))
     card = ModelCard.from_template(
         ModelCardData(**known, tags=tags),
         template_path=str(TEMPLATE),
@@ -72,7 +71,9 @@ def render_card(
         on_hub=on_hub,
         engines=_engines(config),
         papers=[(PAPERS / f"{paper}.bib").read_text(encoding="utf-8").strip() for paper in method.papers],
-        sections={section: mark(section, text) for section, text in sections if text},
+        sections={
+            section: mark(section, text) for section, text in (("training", training), ("results", results)) if text
+        },
     )
     return f"{card}\n"
 

@@ -36,7 +36,7 @@ SPEAKERS = (
 BEFORE_A_QUESTION = ("system", "developer", "assistant")
 OURS = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict")  # arguments that this module sets
 BYTE_LEVEL_SPACE = "Ġ"  # how byte-level tokenizers spell a space
-SAID = "`role` and `content`, which must be text (or null beside `tool_calls`)"
+MESSAGE_FIELDS = "`role` and `content`, which must be text (or null beside `tool_calls`)"
 
 
 # --- messages -----------------------------------------------------------------------------------------------------
@@ -104,7 +104,7 @@ def _read_message(given: Any, name: str) -> Message:
     if content is None and message.get("tool_calls"):
         content = ""
     if not isinstance(content, str) or not isinstance(speaker, str):
-        raise ValueError(f"{name} must have {SAID}, got {str(given)[:60]}.")
+        raise ValueError(f"{name} must have {MESSAGE_FIELDS}, got {str(given)[:60]}.")
     if speaker not in roles:
         remedy = "Name the speaker so, or give the chat as it is rendered, as `prompt` and `completion`."
         raise refusal(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)

@@ -243,8 +243,8 @@ def _usable(
 def _description(tokenizer: Any) -> str:
     """Describe everything about a tokenizer that decides how it encodes a record."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    said = repr(tokenizer) if backend is None else backend.to_str()
-    return f"{said} {getattr(tokenizer, 'eos_token_id', None)} {getattr(tokenizer, 'chat_template', None)}"
+    text = repr(tokenizer) if backend is None else backend.to_str()
+    return f"{text} {getattr(tokenizer, 'eos_token_id', None)} {getattr(tokenizer, 'chat_template', None)}"
 
 
 def _has_anchor(loss_mask: Sequence[int]) -> bool:

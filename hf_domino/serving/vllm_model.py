@@ -33,13 +33,13 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
     """Run vLLM's DFlash drafter, and Domino or `shift_label` if the folder's configuration says so."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
-        told = _served(vllm_config)
+        drafter_config = _served(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.told = told
+        self.drafter_config = drafter_config
         self.num_proposals = vllm_config.speculative_config.num_speculative_tokens
         self.head = None
-        if told is not None and told.projector_type == "domino":
-            self.head = BlockHead(told)
+        if drafter_config is not None and drafter_config.projector_type == "domino":
+            self.head = BlockHead(drafter_config)
         self.left_out: torch.Tensor | None = None  # [V], true for tokens that are not drafted
         self._rows: torch.Tensor | None = None  # ids [N] of the last forward
 
@@ -49,7 +49,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         """Compute draft hidden states `[N, H]`, each at the position of the token that it predicts."""
         hidden = super().forward(input_ids, positions, inputs_embeds)
         self._rows = input_ids
-        if self.told is not None and self.told.shift_label:
+        if self.drafter_config is not None and self.drafter_config.shift_label:
             # A state that predicts the next token moves to where vLLM looks for the state of that token.
             return hidden.roll(1, dims=0)
         return hidden
@@ -68,23 +68,23 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Load a folder's tensors: those of the head here, and the others as vLLM does."""
-        if self.told is not None:
+        if self.drafter_config is not None:
             tensors = {DFLASH_CONFIG.rename(name): tensor for name, tensor in weights}
-            weights = self._load_head(self.told, tensors).items()
+            weights = self._load_head(self.drafter_config, tensors).items()
         super().load_weights(weights)
         mend_context_norms(self.model)
         mend_expansion(self.lm_head.weight.device)
 
-    def _load_head(self, told: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _load_head(self, drafter_config: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Load the tensors that vLLM does not know, and return the others."""
-        check_tensors(told, DFLASH_CONFIG, tensors)
+        check_tensors(drafter_config, DFLASH_CONFIG, tensors)
         t2d = tensors.pop(T2D, None)
         if t2d is not None:
-            ids = drafted_ids(t2d, told.vocab_size)
-            self.left_out = torch.ones(told.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
+            ids = drafted_ids(t2d, drafter_config.vocab_size)
+            self.left_out = torch.ones(drafter_config.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
             self.left_out = self.left_out.to(self.lm_head.weight.device)
         if self.head is not None:
-            own = [name for name in tensors if name.partition(".")[0] in told.head_modules()]
+            own = [name for name in tensors if name.partition(".")[0] in drafter_config.head_modules()]
             self.head.load_state_dict({name: tensors.pop(name) for name in own})
         return tensors
 
@@ -93,14 +93,14 @@ def _served(vllm_config: VllmConfig) -> DominoConfig | None:
     """Read the configuration of a folder that is not plain DFlash, and check that server and target fit it."""
     speculative = vllm_config.speculative_config
     stored = speculative.draft_model_config.hf_config.to_dict()
-    told = served_config(stored.get("model") or stored)  # vLLM wraps the configuration of the folder
-    if told is None:
+    drafter_config = served_config(stored.get("model") or stored)  # vLLM wraps the configuration of the folder
+    if drafter_config is None:
         return None
     parallel = vllm_config.parallel_config
-    check_settings(told, vars(speculative), parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
-    check_target(told, vllm_config.model_config.hf_text_config)
+    check_settings(drafter_config, vars(speculative), parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    check_target(drafter_config, vllm_config.model_config.hf_text_config)
     if notice := version_notice(vllm.__version__):
         logger.warning_once(notice)
     if vllm_config.use_v2_model_runner:
         logger.warning_once(V2_NOTICE)
-    return told
+    return drafter_config

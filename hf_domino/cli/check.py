@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino check`, and return 1 if the drafter does not fit, 3 if too little was measured."""
     from hf_domino.evaluation.check import MAX_NEW_TOKENS, check_fit
+    from hf_domino.formats.loading import unread_fields
     from hf_domino.pair import PROMPTS, read_prompts
 
     # A wrong file is an error before models are loaded.
@@ -56,8 +57,11 @@ def run(options: argparse.Namespace) -> int:
     result = check_fit(pair.drafter, pair.target, pair.tokenizer, texts, length, progress=True)
     drafter = options.drafter or pair.drafter.config.name_or_path
     names = {"target": options.target or str(pair.folder), "drafter": drafter}
+    unread = unread_fields(pair.drafter.config.name_or_path)
     if options.json:
-        print(json.dumps(names | result.to_dict()))
+        print(json.dumps(names | result.to_dict() | {"not_read": unread}))
     else:
         print(f"target {names['target']}\ndrafter {names['drafter']}\n\n{result}")
+        if unread:
+            print(f"\nFields of the drafter's config.json that are not read: {', '.join(unread)}.")
     return EXIT_CODES[result.verdict]

@@ -56,6 +56,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         rms_norm_eps (`float`, *optional*, defaults to 1e-6): Epsilon of the RMS norms.
         rope_parameters (`dict`, *optional*): Rotary embedding, as in Transformers; `rope_type` is one of `"default"`,
             `"linear"`, `"yarn"`, `"llama3"`. Defaults to `rope_theta` 10,000.
+        rope_interleaved (`bool`, *optional*, defaults to `False`): Whether rotary positions turn neighbours
+            `(2i, 2i + 1)` of a head together, not `(i, i + head_dim / 2)`.
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
         block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
         mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
@@ -116,6 +118,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     initializer_range: float = 0.02
     rms_norm_eps: float = 1e-6
     rope_parameters: dict | None = None
+    rope_interleaved: bool = False
     attention_dropout: float | int = 0.0
     block_size: int = 16
     mask_token_id: int = 151669
@@ -256,12 +259,16 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     @property
     def fixed_tree_size(self) -> int | None:
         """Most nodes where all rounds propose trees; None for chains, and where rounds show which of them pay."""
-        return None if isinstance(self.draft_tree_size, str) else self.draft_tree_size
+        if isinstance(self.draft_tree_size, str):
+            return None
+        return self.draft_tree_size
 
     @property
     def draft_width(self) -> int:
         """Tokens that drafts are chosen among (D): `draft_vocab_size`, or all of the target's."""
-        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+        if self.draft_vocab_size is None:
+            return self.vocab_size
+        return self.draft_vocab_size
 
     @classmethod
     def refuse_unknown(cls, names: Iterable[str]) -> None:
@@ -330,7 +337,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         follows = fields_from_target(text, tokenizer)
         follows |= method.sizes_for(follows["hidden_size"])
         config = method(**(follows | dict(method.defaults) | overrides))
-        mask, ends = config.mask_token_id, config.eos_token_id
+        mask = config.mask_token_id
+        ends = config.eos_token_id
         if "mask_token_id" not in (*method.unread, *overrides) and mask in (ends if isinstance(ends, list) else [ends]):
             notice(END_AS_MASK % (f"{mask}, {tokenizer.convert_ids_to_tokens(mask)!r}" if tokenizer else mask))
         return config

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any, ClassVar
 
 from hf_domino._common.refusal import refusal
@@ -56,9 +55,9 @@ class MethodFacts:
 
     @classmethod
     def fields_beside(cls) -> set[str]:
-        """Fields that a new drafter without a head reads over: those of heads, so that one recipe makes both."""
+        """Sizes that a new drafter without a head reads over: those of heads, so that one recipe makes both."""
         alike = [each for each in config_classes() if each.headless() is cls]
-        return {field.name for each in alike for field in fields(each)} - {field.name for field in fields(cls)}  # type: ignore[arg-type]
+        return {name for each in alike for name in each.sizes_for(1)}.difference(cls.sizes_for(1))
 
     def follow_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Set the fields that only the tensors of another project's files tell, from the shapes of these by name."""

@@ -27,6 +27,8 @@ from hf_domino.formats.fields import (
     CODEBOOKS,
     CORRECT_IT,
     DECODER_SIZES,
+    READ_OF_BLOCKS,
+    READ_OF_DECODERS,
     Format,
     StoredConfig,
     backbone_fields,
@@ -35,7 +37,6 @@ from hf_domino.formats.fields import (
     head_fields,
     merged,
     predicts_next,
-    refuse_unread,
     required,
     section_of,
     stored_backbone,
@@ -44,28 +45,42 @@ from hf_domino.formats.fields import (
 )
 
 SECTION = "dflash_config"
-DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
+DSPARK_SECTION = "dspark_config"
+DOMINO_CLASS = "DominoDraftModel"
+DFLASH_CLASS = "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
+INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI, whose rotary positions turn neighbours together
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
+ARCHITECTURES |= {INTERLEAVED_CLASS}
 WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
-MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
+# At the top or in a section; and of training, or told by the tensors.
+OWN = """
+    projector_type block_size mask_token_id draft_vocab_size num_target_layers target_num_hidden_layers
+    target_layer_ids use_swa swa_window_size target_config_digest
+"""
+READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
+HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size")
+MUSE_TYPE = "muse_glimmer_assistant"
+MUSE_TARGET_TYPE = "muse_glimmer_text"
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    stored = merged(stored, SECTION)
+    stored = merged(stored, SECTION, DSPARK_SECTION)
     is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")
-        width, is_next = stored["hidden_size"] // stored["num_attention_heads"], True  # it trains in no other order
+        # It trains in no other order.
+        width = stored["hidden_size"] // stored["num_attention_heads"]
+        is_next = True
         stored = {"head_dim": width} | stored | {"model_type": "qwen3"}
         # In its older files the other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
     required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
-    refuse_unread(stored)
     if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
         required(stored, "rope_theta")
-    fields = backbone_fields(stored) | {
+    # DeepSpec copies its target's partial rotation, and turns whole heads.
+    fields = backbone_fields(stored, turns_whole_heads=is_next) | {
         "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size"),
         "mask_token_id": stored["mask_token_id"],
@@ -80,7 +95,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
     """Apply `use_swa` and a stated causality to the backbone's windows."""
-    types, window = backbone.get("layer_types"), backbone.get("sliding_window")
+    types = backbone.get("layer_types")
+    window = backbone.get("sliding_window")
     non_causal = False in (stored.get("causal"), stored.get("is_causal"))
     if stored.get("use_swa"):
         non_causal = non_causal or types is None
@@ -92,7 +108,10 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 def projector_type_of(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class or a head's field tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
-    told = "domino" if is_domino else "dspark" if stored.get("markov_rank") else "dflash"
+    if is_domino:
+        told = "domino"
+    else:
+        told = "dspark" if stored.get("markov_rank") else "dflash"
     if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
         told = "dflash2"
     given = stored.get("projector_type") or told
@@ -110,7 +129,8 @@ def stored_dflash(config: DominoConfig) -> dict[str, Any]:
 
     DeepSpec has all of DSpark's at the top, and z-lab the size of DFlash 2's block inside, too.
     """
-    kind, section = config.projector_type, stored_head(config)
+    kind = config.projector_type
+    section = stored_head(config)
     section |= {"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids}
     top = stored_backbone(config) | {
         "architectures": [WRITTEN.get(kind, DFLASH_CLASS)],
@@ -136,7 +156,11 @@ def stored_dflash(config: DominoConfig) -> dict[str, Any]:
 
 DFLASH_CONFIG = Format(
     name="DFlash configuration (z-lab, SpecForge, Model-Optimizer)",
-    matches=lambda stored: SECTION in stored or bool(ARCHITECTURES & classes_of(stored)),
+    matches=lambda stored: (
+        SECTION in stored
+        or bool(ARCHITECTURES & classes_of(stored))
+        or stored.get("model_type") == DominoConfig.model_type
+    ),
     fields=_fields,
     # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter, and its DSpark's head
     # stands beside all else.
@@ -147,6 +171,8 @@ DFLASH_CONFIG = Format(
         r"^confidence_proj\.": "confidence_head.proj.",
         **CODEBOOKS,
     },
+    reads=READS,
+    harmless=HARMLESS,
 )
 
 
@@ -164,4 +190,6 @@ MUSE_GLIMMER = Format(
     matches=lambda stored: stored.get("model_type") == MUSE_TYPE,
     fields=_fields_of_muse,
     renames={r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
+    reads=READS,
+    harmless=HARMLESS,
 )

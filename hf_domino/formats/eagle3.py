@@ -15,24 +15,29 @@ NVIDIA/Model-Optimizer.
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     DECODER_SIZES,
+    READ_OF_DECODERS,
     Format,
     StoredConfig,
     backbone_fields,
     classes_of,
+    decoder_of,
     merged,
     misfit,
+    refuse_others_than,
     required,
     section_of,
 )
 from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
 
 BLOCK_SIZE = 7  # files do not say how many tokens are drafted
-NESTED, LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
+NESTED = "eagle_config"
+LAYERS = "eagle_aux_hidden_state_layer_ids"
 ARCHITECTURES = {
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
     "LlamaEagle3DraftModel",  # of NeMo Automodel, which copies the target's configuration
@@ -46,7 +51,6 @@ RUN = {
     "use_mtp_layernorm": False,
     "parallel_draft_step": 1,
     "eh_proj_before_attn": False,
-    "tie_word_embeddings": False,
     "bias": False,
     "qkv_bias": False,
     "logit_scale": 1.0,
@@ -62,16 +66,20 @@ def _matches(stored: StoredConfig) -> bool:
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    nested, is_nested = section_of(stored, NESTED), KIND in stored
+    nested = section_of(stored, NESTED)
+    is_nested = KIND in stored
     stored = merged(stored, NESTED)
     if is_nested:
         required(stored, SECTION)
     layer = section_of(stored, SECTION) if is_nested else stored
     required(layer, *(() if is_nested else DECODER_SIZES[:4]))
     fields = backbone_fields(layer)
-    for name, value in (RUN | {"target_hidden_size": fields["hidden_size"]}).items():
-        if stored.get(name) not in (None, value):
-            raise misfit(name, value, stored[name], CANNOT_RUN)
+    refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)
+    window = layer.get("sliding_window")
+    longest = fields["max_position_embeddings"]
+    is_off = layer.get("use_sliding_window") is False or getattr(decoder_of(layer), "sliding_window", None) is None
+    if window is not None and not is_off and window < longest:
+        raise misfit("sliding_window", f"absent, or at least {longest} (max_position_embeddings)", window, CANNOT_RUN)
     ids = nested.get(LAYERS) or None
     if ids is None and stored.get(LAYERS):
         ids = layer_ids_of(stored, LAYERS)
@@ -88,9 +96,20 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     return fields | {name: False if stored.get(name) is None else stored[name] for name in FLAGS}
 
 
+def _check_tensors(stored: StoredConfig, names: Container[str]) -> None:
+    """Refuse embeddings of the drafter's own that are tied to an lm_head which is not stored."""
+    is_tied = merged(stored, NESTED).get("tie_word_embeddings")
+    if is_tied and "embed_tokens.weight" in names and "lm_head.weight" not in names:
+        raise misfit("tie_word_embeddings", "False without an lm_head of its own", True, CANNOT_RUN)
+
+
 EAGLE3 = Format(
     name="EAGLE-3 (speculators, SpecForge, SGLang, its authors, Model-Optimizer)",
     matches=_matches,
     fields=_fields,
     renames={r"^(model\.)?midlayer\.": "layers.0."},
+    reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
+    only=RUN,
+    harmless=("speculators_config", "ttt_*", "embed_requires_grad"),
+    check_tensors=_check_tensors,
 )

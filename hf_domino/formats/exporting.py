@@ -6,6 +6,7 @@ What serving engines will take of it is said before anything is written.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
@@ -33,6 +34,7 @@ logger = logging.get_logger(__name__)
 
 FORMATS = {"specforge": stored_dflash, "speculators": stored_speculators}
 MAX_SHARD_SIZE = "5GB"
+OF_HEADS = re.compile(r"\.[qk]_(proj|norm)\.weight$")  # what is rotated
 WEIGHTS = "model*.safetensors*"  # whole, in shards, and their index
 _HEADLESS = Unmet("lm_head.weight", "stored beside d2t", "none", NO_HEAD)
 
@@ -80,7 +82,8 @@ def export(
     if engine is not None and engine not in ENGINES:
         raise refusal("engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to hear what each will take.")
     stored = stored_config(drafter.config, format, dtype)
-    own, note = own_tensors(drafter), None
+    own = own_tensors(drafter)
+    note = None
     if drafter.config.draft_vocab_size is not None:
         has_one = format == "speculators"
         own, note = beside(own, drafter.config, target) if has_one else spread(own, drafter.config)
@@ -97,6 +100,9 @@ def export(
         logger.warning(note)
     tensors = {}
     for name, tensor in own.items():
+        if drafter.config.rope_interleaved and OF_HEADS.search(name):  # engines turn halves
+            pairs = tensor.unflatten(0, (-1, drafter.config.head_dim // 2, 2))
+            tensor = pairs.transpose(1, 2).flatten(0, 2)
         stored_as = name.replace("codebook.weight", "codebook")
         tensors[stored_as] = (tensor.to(dtype_of(dtype)) if tensor.is_floating_point() else tensor).contiguous()
     check_writable(folder, "the folder to export to")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transformers import PreTrainedConfig
+from transformers import GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
@@ -36,10 +37,40 @@ DECODER_FIELDS = (
     *("hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "attention_dropout"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
-# Names of one thing: ours and SpecForge's, that of speculators and DeepSpec, and one of restamped releases.
-ORDER = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")
-# What is done to the attention of other block drafters.
-UNREAD = ("attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal")
+# Names of one thing, with what each says of it where it is true. A position predicts the token after it: ours and
+# SpecForge's, that of speculators and DeepSpec, one of restamped releases, and vLLM's of a block whose anchor is spare.
+ORDER = {
+    "shift_label": True,
+    "sample_from_anchor": True,
+    "query_zero_predicts_next": True,
+    "dspark_bonus_anchor": False,
+}
+# Rotary positions turn neighbours together.
+ROTARY = {"rope_interleaved": True, "rope_interleave": True, "rope_is_neox_style": False, "is_neox_style": False}
+ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
+DECODER_SECTION = "transformer_layer_config"
+SECTIONS = ("dflash_config", "dspark_config", "eagle_config", DECODER_SECTION, "speculators_config")
+# What is done to the attention of other block drafters, but not here.
+NOT_DONE = ["attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal"]
+# Fields of a decoder that are read, and those of its rotary positions.
+OF_DECODERS = """
+    model_type architectures dtype torch_dtype rope_theta partial_rotary_factor attention_bias mlp_bias
+    layer_types sliding_window use_sliding_window
+"""
+OF_ROPE = """
+    rope_type type rope_theta factor original_max_position_embeddings attention_factor truncate beta_fast beta_slow
+    mscale mscale_all_dim low_freq_factor high_freq_factor partial_rotary_factor
+"""
+READ_OF_DECODERS = (*DECODER_FIELDS, *ROPE_SECTIONS, *ROTARY, *OF_DECODERS.split())
+# Patterns of fields that change no draft, whoever writes them: of Transformers and its older versions, of training, and
+# of images.
+OF_OTHERS = """
+    auto_map *attn_implementation* torchscript pruned_heads add_cross_attention tie_encoder_decoder use_bfloat16
+    tf_legacy_loss max_window_layers pretraining_tp tie_word_embeddings *_version *revision verifier*
+    num_anchors max_anchors loss_* *_loss* lambda_* train* target_*model_type
+    mrope_section mrope_interleaved
+"""
+HARMLESS = (*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *OF_OTHERS.split())
 CONVOLUTION = "conv_kernel_size"
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 OF_BLOCKS = (CONVOLUTION, *SCALES)  # what is done around a block's layers
@@ -56,6 +87,8 @@ CODEBOOKS = {
     f"{name}_codebook$": f"{name}_codebook.weight" for name in ("predecessor", "successor")
 }  # its matrices, as all others store them
 CONV_GROUP = "conv_group_size"
+READ_OF_HEADS = tuple(name for told_and_options in HEADS.values() for names in told_and_options for name in names)
+READ_OF_BLOCKS = (*READ_OF_HEADS, *ORDER, *OF_BLOCKS, CONV_GROUP)
 LABELS = "num_labels"  # of a classifier; Transformers makes a list of as many
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -69,12 +102,51 @@ class Format:
     # The fields of DominoConfig that a configuration describes; a ValueError if one is missing or cannot be run.
     fields: Callable[[StoredConfig], dict[str, Any]]
     renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in turn
+    reads: Iterable[str] = ()  # its fields that are read, beside those of a decoder where it nests that
+    only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOT_DONE, False))  # what alone is run here
+    harmless: Sequence[str] = ()  # patterns of its fields that change no draft, beside [`HARMLESS`]
+    knows_false: bool = False  # whether a field that is false says something, too
+    # Refuses what a configuration says against the names of the tensors beside it.
+    check_tensors: Callable[[StoredConfig, Container[str]], None] = lambda stored, names: None
 
     def rename(self, name: str) -> str:
         """Give a stored tensor's name in our words."""
         for pattern, replacement in self.renames.items():
             name = re.sub(pattern, replacement, name)
         return name
+
+    def refuse_what_is_not_run(self, stored: StoredConfig) -> None:
+        """Refuse fields that would change what is computed in a way that is not implemented here."""
+        for _, place in places_of(stored):
+            refuse_others_than(self.only, place)
+
+    def unread(self, stored: StoredConfig) -> list[str]:
+        """Name the fields of a configuration that say something and are neither read nor harmless."""
+        own = {*self.reads, *self.only}
+        found = []
+        for prefix, place in places_of(stored):
+            sections = prefix.split(".")[:-1]
+            names: Iterable[str] = own
+            if sections and sections[-1] in ROPE_SECTIONS:
+                names = (*OF_ROPE.split(), *ROTARY)
+            if sections == [DECODER_SECTION]:
+                names = (*READ_OF_DECODERS, *self.only)
+            harmless = re.compile("|".join(map(fnmatch.translate, (*HARMLESS, *self.harmless, *names))))
+            for name, value in place.items():
+                says_nothing = value is None or (not value and not self.knows_false)
+                if not says_nothing and own.issuperset(sections[:1]) and not harmless.match(name):
+                    found.append(f"{prefix}{name}")
+        return found
+
+
+def places_of(stored: StoredConfig) -> list[tuple[str, StoredConfig]]:
+    """List a configuration and its sections, each with what stands before names of its fields."""
+    found = [("", stored)]
+    for prefix, place in found:
+        for name in (*SECTIONS, *ROPE_SECTIONS):
+            if section := section_of(place, name):
+                found.append((f"{prefix}{name}.", section))
+    return found
 
 
 def is_of_target(name: str) -> bool:
@@ -94,21 +166,34 @@ def required(stored: StoredConfig, *names: str) -> None:
             raise misfit(name, "given", None)
 
 
-def refuse_unread(stored: StoredConfig, names: Sequence[str] = UNREAD) -> None:
-    """Refuse fields that would change what is computed in a way that is not implemented here."""
-    for name in names:
-        if stored.get(name) not in (None, False):
-            raise misfit(name, False, stored[name], CANNOT_RUN)
+def refuse_others_than(only: Mapping[str, Any], stored: StoredConfig) -> None:
+    """Refuse fields that have another value than the one that is run here."""
+    for name, value in only.items():
+        if stored.get(name) not in (None, value):
+            raise misfit(name, value, stored[name], CANNOT_RUN)
 
 
-def predicts_next(stored: StoredConfig, default: bool) -> Any:
+def predicts_next(stored: StoredConfig, default: bool) -> bool:
     """Tell whether position k of a block predicts the token after it; `default` holds for files that do not say."""
-    said = {name: stored[name] for name in ORDER if stored.get(name) is not None}
-    for name, value in said.items():
-        first = next(iter(said))
-        if value != said[first]:  # read in the wrong order, hardly a draft is accepted
-            raise misfit(name, f"{said[first]!r} as {first}", value)
-    return next(iter(said.values()), default)
+    return _agreed([stored], ORDER, default)  # read in the wrong order, hardly a draft is accepted
+
+
+def rope_interleaved(stored: StoredConfig, default: bool) -> bool:
+    """Tell whether rotary positions turn neighbours together, from any of [`ROTARY`], wherever it may stand."""
+    return _agreed([place for _, place in places_of(stored)], ROTARY, default)
+
+
+def _agreed(places: Sequence[StoredConfig], names: Mapping[str, bool], default: bool) -> bool:
+    """Read what is said by any of several names, which must agree."""
+    found = default
+    said = [(name, place[name]) for place in places for name in names if place.get(name) is not None]
+    for index, (name, value) in enumerate(said):
+        if not isinstance(value, bool):
+            raise misfit(name, "true or false", value)
+        if index and found != (value == names[name]):
+            raise misfit(name, f"{not value} as {said[0][0]}={said[0][1]} says", value)
+        found = value == names[name]
+    return found
 
 
 def head_fields(stored: StoredConfig, method: str) -> dict[str, Any]:
@@ -144,19 +229,27 @@ def section_of(stored: StoredConfig, name: str) -> StoredConfig:
     return section or {}
 
 
-def merged(stored: StoredConfig, section: str) -> dict[str, Any]:
-    """Put the fields of one section beside those of the top level, with which they must agree."""
-    given = {name: value for name, value in section_of(stored, section).items() if value is not None}
-    for name, value in given.items():
-        if stored.get(name) not in (value, None):
-            raise misfit(name, f"{value!r} as in {section}.{name}", stored[name])
-    return {**stored, **given}
+def merged(stored: StoredConfig, *sections: str) -> dict[str, Any]:
+    """Put the fields of sections beside those of the top level, with which they must agree."""
+    found = dict(stored)
+    for section in sections:
+        given = {name: value for name, value in section_of(stored, section).items() if value is not None}
+        for name, value in given.items():
+            if found.get(name) not in (value, None):
+                raise misfit(name, f"{value!r} as in {section}.{name}", found[name])
+        found |= given
+    return found
 
 
-def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
-    """Read the backbone's fields of a decoder's configuration, with its architecture's defaults."""
+def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> dict[str, Any]:
+    """Read the backbone's fields of a decoder's configuration, with its architecture's defaults.
+
+    Args:
+        stored (`Mapping`): The configuration.
+        turns_whole_heads (`bool`, *optional*, defaults to `False`): Whether a partial rotation in it means nothing.
+    """
     top = stored.get("rope_theta")
-    for place in ("rope_parameters", "rope_scaling"):
+    for place in ROPE_SECTIONS:
         check_rope_numbers(section_of(stored, place), place)
         nested = section_of(stored, place).get("rope_theta")
         # Both may be there with different values: Transformers 5 leaves the class's default beside the real one.
@@ -170,7 +263,7 @@ def backbone_fields(stored: StoredConfig) -> dict[str, Any]:
     if values["head_dim"] is None:
         values["head_dim"] = decoder.hidden_size // decoder.num_attention_heads
     values["dtype"] = next((stored[name] for name in DTYPE_FIELDS if stored.get(name) is not None), None)
-    values["rope_parameters"] = _rope_parameters(decoder)
+    values["rope_parameters"] = _rope_parameters(decoder, turns_whole_heads)
     values |= window_fields(getattr(decoder, "layer_types", None), getattr(decoder, "sliding_window", None))
     return {name: value for name, value in values.items() if value is not None}
 
@@ -213,17 +306,18 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
     if model_type not in CONFIG_MAPPING:
         remedy = "A newer transformers may know it."
         raise refusal("model_type of the backbone", "one that transformers knows", model_type, remedy)
-    depth, (_, most) = stored.get("num_hidden_layers"), SIZES["num_hidden_layers"]
+    depth = stored.get("num_hidden_layers")
+    (_, most) = SIZES["num_hidden_layers"]
     if isinstance(depth, int) and depth > most:  # Transformers makes a list of them
         raise misfit("num_hidden_layers", f"at most {most}", depth)
     return CONFIG_MAPPING[model_type].from_dict({name: value for name, value in stored.items() if name != LABELS})
 
 
-def _rope_parameters(decoder: PreTrainedConfig) -> dict[str, Any]:
+def _rope_parameters(decoder: PreTrainedConfig, turns_whole_heads: bool) -> dict[str, Any]:
     given = getattr(decoder, "rope_parameters", None) or {}
-    rope = {name: value for name, value in given.items() if value is not None}
+    rope = {name: value for name, value in given.items() if value is not None and name not in ROTARY}
     if "rope_theta" not in rope:
         raise refusal("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
-    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0:
+    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0 and not turns_whole_heads:
         raise refusal("partial_rotary_factor", 1.0, partial, CANNOT_RUN)
     return {"rope_type": "default"} | rope

@@ -15,12 +15,14 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 from transformers.activations import ACT2FN
+from transformers.utils import logging
 from transformers.utils.hub import resolve_revision
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import WIDTH
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, all_fields, config_classes
+from hf_domino.formats.dflash_config import INTERLEAVED_CLASS
 from hf_domino.formats.draft_vocabulary import untold
 from hf_domino.formats.fields import (
     CANNOT_RUN,
@@ -29,18 +31,32 @@ from hf_domino.formats.fields import (
     LABELS,
     Format,
     StoredConfig,
+    classes_of,
     is_of_target,
     misfit,
     required,
+    rope_interleaved,
 )
-from hf_domino.formats.registry import OURS, format_of, refuse_others
+from hf_domino.formats.registry import LOADED, OURS, format_of, refuse_others
 from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
+
+logger = logging.get_logger(__name__)
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
 DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
 NAME = "pretrained_model_name_or_path"
 MOST_SHOWN = 4  # names of tensors in an error
+# Tensors that only other kinds have, by parts of their names.
+OF_OTHERS = {
+    "hidden_correction": "DFly",
+    "layer_fusion_weights": "DFlare",
+    "refiner_head": "XPress",
+    "lilicorr": "LiLiCorr",
+}
+NOT_READ = (
+    "config.json ({}), not read: {}. If hardly a draft is accepted, that may be why; `hf-domino check` measures it."
+)
 WHICH_LAYERS = (
     "The layers it was trained on stand in its training's configuration: give them as from_pretrained(..., "
     "target_layer_ids=[...]), counted from 0."
@@ -67,8 +83,11 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         overrides = {key: arguments.pop(key) for key in list(arguments) if key in all_fields()}
         found, arguments["config"] = interpret(stored, overrides)
         arguments["key_mapping"] = dict(found.renames)
+        if unread := found.unread(stored):
+            logger.warning(NOT_READ.format(found.name, ", ".join(unread)))
     tensors = stored_tensors(name, found, download, arguments.get("variant"))
-    if found is not OURS:
+    if found is not OURS and stored is not None:
+        found.check_tensors(stored, tensors)
         arguments["config"].follow_tensors({name: tensor.shape for name, tensor in tensors.items()})
     token_ids = None if is_told else untold(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
@@ -85,6 +104,15 @@ def _pinned(name: str | os.PathLike, arguments: dict[str, Any]) -> dict[str, Any
         if (revision := resolve_revision(name, download.get("revision"), **asked)) is not None:
             arguments["revision"] = download["revision"] = revision
     return download
+
+
+def unread_fields(name: str | os.PathLike) -> list[str]:
+    """Name the fields of a drafter's config.json that are neither read nor known to change no draft."""
+    stored = read_config(name, {"local_files_only": True})  # which was loaded before
+    found = None if stored is None else format_of(stored)
+    if found is None or stored is None:
+        return []
+    return found.unread(stored)
 
 
 def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) -> tuple[Format, DominoConfig]:
@@ -104,7 +132,10 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
 
 def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:
     try:
-        fields = found.fields(stored) | overrides
+        found.refuse_what_is_not_run(stored)
+        fields = found.fields(stored)
+        fields["rope_interleaved"] = rope_interleaved(stored, INTERLEAVED_CLASS in classes_of(stored))
+        fields |= overrides
         method = METHODS.get(fields.get("projector_type", DominoConfig.projector_type))
         if fields.get("target_layer_ids") is None and method is not None and method.config_class.needs_layer_ids:
             raise misfit("target_layer_ids", "given", None, WHICH_LAYERS)
@@ -148,6 +179,9 @@ def _is_a(kind: str, value: Any) -> bool:
 
 def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
     """Refuse tensors that are missing, of another shape or unknown, and a head that the configuration does not have."""
+    for name in stored:
+        if kind := next((OF_OTHERS[part] for part in OF_OTHERS if part in name), None):
+            raise refusal("the drafter's kind", LOADED, f"{kind} ({name})", CANNOT_RUN)
     _check_projector_type(config, stored)
     described = config.shapes()
     parts = _told(config, "projector_type", "num_hidden_layers", "block_size")
@@ -182,15 +216,19 @@ def check_loaded(tensors: Mapping[str, torch.Tensor], missing: Collection[str]) 
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
-    parts, own = {name.split(".")[0] for name in stored}, config.head_modules()
-    fitting, why = config.projector_type, ""
+    parts = {name.split(".")[0] for name in stored}
+    own = config.head_modules()
+    fitting = config.projector_type
+    why = ""
     headless = config.headless()
     if own and headless is not None and parts.isdisjoint(own):
-        fitting, why = headless.projector_type, f"it has no {' and '.join(own)}: plain {headless.title}"
+        fitting = headless.projector_type
+        why = f"it has no {' and '.join(own)}: plain {headless.title}"
     for method in config_classes():
         heads = set(method.head_modules()).difference(own)
         if surplus := sorted(tensor for tensor in stored if tensor.split(".")[0] in heads):
-            fitting, why = method.projector_type, f"it has a correction head: {', '.join(surplus)}"
+            fitting = method.projector_type
+            why = f"it has a correction head: {', '.join(surplus)}"
     if why:
         remedy = f"Set projector_type={fitting!r} in its configuration, or load a {config.title} checkpoint."
         raise refusal("projector_type", f"{fitting!r} for this checkpoint ({why})", config.projector_type, remedy)
@@ -199,4 +237,6 @@ def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None
 def shown(names: list[str]) -> str:
     """Join names of tensors for an error: the first few, and how many there are."""
     first = ", ".join(names[:MOST_SHOWN])
-    return first if len(names) <= MOST_SHOWN else f"{first} ... ({len(names)} tensors)"
+    if len(names) <= MOST_SHOWN:
+        return first
+    return f"{first} ... ({len(names)} tensors)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import OF_TRANSFORMERS, DominoConfig
@@ -15,28 +16,44 @@ from hf_domino.formats.speculators import SPECULATORS
 ALWAYS_OURS = "draft_pool_size"  # stands in every file that we wrote, and in no other project's
 NAMING_FIELDS = ("architectures", "model_type", "speculators_model_type", "projector_type")
 LOADED = "Domino, DFlash, DFlash 2, DSpark or EAGLE-3"
-OTHER_DSPARK = "DSpark in another layout"
+OTHER_DSPARK, OTHER_EAGLE3, OTHER_DFLASH = (f"{name} in another layout" for name in ("DSpark", "EAGLE-3", "DFlash"))
 # Kinds that are not ours: patterns of parts of their classes' and types' names, and fields that only they set.
 OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "P-EAGLE": (("peagle",), ("parallel_drafting",)),
     "EAGLE, not EAGLE-3": ((r"eagle(?!3)",), ()),
     "Medusa": (("medusa",), ("medusa_num_heads", "medusa_num_layers")),
     "DFlash or DSpark on Gemma": (("gemma4dspark",), ()),
+    "DSpark with gated attention": (("qwen35dspark",), ()),
+    "DFly": (("dfly",), ()),
+    "DFlare": (("dflare",), ()),
+    "XPress": (("xpress",), ()),
     OTHER_DSPARK: (("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
     "LiLiCorr": (("lilicorr",), ("lilicorr_enabled",)),
     "JetSpec": (("jetspec",), ()),
     "MTP": (("mtp",), ()),
+    # Known by their names, before fields are read that mean other things there.
+    OTHER_EAGLE3: (("eagle3",), ()),
+    OTHER_DFLASH: (("dflash",), ()),
 }
 
 
 def _is_ours(stored: StoredConfig) -> bool:
-    """Tell whether it is ours: another project's Domino has the same `model_type`, and fields of its own."""
+    """Tell whether it is ours: another project's Domino has the same `model_type`, and fields of its own or fewer."""
     names = {name for name, value in stored.items() if value not in (None, False)}
     has_ours_alone = names <= all_fields().keys() | DominoConfig.__dataclass_fields__.keys() | OF_TRANSFORMERS
-    return stored.get("model_type") == DominoConfig.model_type and (ALWAYS_OURS in stored or has_ours_alone)
+    return stored.get("model_type") == DominoConfig.model_type and (
+        ALWAYS_OURS in stored or (has_ours_alone and "head_dim" in names)
+    )
 
 
-OURS = Format(DominoConfig.model_type, _is_ours, dict)
+class _OurFields:
+    """The fields of all methods, those that are registered later included."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter((*DominoConfig.__dataclass_fields__, *all_fields(), *OF_TRANSFORMERS))
+
+
+OURS = Format(DominoConfig.model_type, _is_ours, dict, reads=_OurFields(), only={}, knows_false=True)
 FORMATS = (OURS, EAGLE3, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
 
 
@@ -61,11 +78,13 @@ def refuse_others(stored: StoredConfig) -> None:
     names = " ".join(str(place.get(field)) for place in places for field in NAMING_FIELDS).lower()
     if stored.get("markov_rank") == 0:  # without a Markov head DeepSpec's class is plain DFlash
         names = names.replace("qwen3dspark", "")
-    is_markov = format_of(stored) in (SPECULATORS, DFLASH_CONFIG) and any(place.get("markov_rank") for place in places)
+    found = format_of(stored)
+    is_markov = found in (SPECULATORS, DFLASH_CONFIG) and any(place.get("markov_rank") for place in places)
+    is_read = {OTHER_DSPARK: is_markov, **dict.fromkeys((OTHER_EAGLE3, OTHER_DFLASH), found is not None)}
     for kind, (words, fields) in OTHER_KINDS.items():
-        if is_markov and kind == OTHER_DSPARK:
+        if is_read.get(kind):
             continue
-        evidence = [found[0] for word in words if (found := re.search(word, names))]
+        evidence = [match[0] for word in words if (match := re.search(word, names))]
         evidence += [f"{field}={place[field]!r}" for place in places for field in fields if place.get(field)]
         if evidence:
             raise refusal("the drafter's kind", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)

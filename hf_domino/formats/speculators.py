@@ -20,24 +20,32 @@ from hf_domino.formats.fields import (
     CODEBOOKS,
     CONVOLUTION,
     CORRECT_IT,
+    DECODER_SECTION,
     OF_BLOCKS,
+    READ_OF_BLOCKS,
+    ROTARY,
     SCALES,
     Format,
     StoredConfig,
     backbone_fields,
     head_fields,
     merged,
+    misfit,
     predicts_next,
-    refuse_unread,
+    refuse_others_than,
     required,
     section_of,
     stored_backbone,
     stored_head,
 )
 
-SECTION = "transformer_layer_config"
+SECTION = DECODER_SECTION
 KIND = "speculators_model_type"
-DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
+VERIFIER = "speculators_config"
+PROPOSALS = "speculative_tokens"
+# Defaults of its configuration class.
+DRAFT_VOCAB_SIZE = 32000
+BLOCK_SIZE = 8
 # Kinds that are read, with defaults of their own classes; and classes of what is written.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "domino": {"gru_hidden_dim": 1024, "emb_dim": 256, "pure_draft_prefix_len": 1},
@@ -50,6 +58,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "dflash": {},
 }
+OWN = """
+    dflash_config dspark_config vocab_size hidden_size num_hidden_layers target_hidden_size layer_types mask_token_id
+    block_size draft_vocab_size projector_type aux_hidden_state_layer_ids proposal_methods logits_correction_emb_dim
+    sliding_window_non_causal
+"""
 WRITTEN = {
     "dflash": "DFlashDraftModel",
     "dspark": "DSparkSpeculator",
@@ -62,7 +75,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
     if (given := stored.get("projector_type", kind)) != kind:
         raise refusal("projector_type", f"{kind!r}, as {KIND} says", given, f"Set {KIND} to the kind of the weights.")
-    stored = merged(stored, "dflash_config")  # copies that are made for engines have both
+    stored = merged(stored, "dflash_config", "dspark_config")  # copies that are made for engines have both
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]
     stored = DEFAULTS[kind] | stored
@@ -70,8 +83,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     decoder = dict(section_of(stored, SECTION))
     if stored.get("layer_types"):  # they may stand beside the backbone
         decoder["layer_types"] = stored["layer_types"]
-    refuse_unread(decoder | stored)
-    refuse_unread(decoder, OF_BLOCKS)  # which count where the drafter's own fields are
+    refuse_others_than(dict.fromkeys(OF_BLOCKS, False), decoder)  # which count where the drafter's own fields are
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
@@ -80,16 +92,32 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
             raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
         raise refusal("target_hidden_size", f"{fields['hidden_size']} ({SECTION}.hidden_size)", width, CANNOT_RUN)
+    stored.setdefault("block_size", BLOCK_SIZE)
     return fields | {
-        "block_size": stored.get("block_size", BLOCK_SIZE),
+        "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
         "num_target_layers": None,  # not stored; compared with the target when they meet
         "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
         "projector_type": kind,
-        "shift_label": predicts_next(stored, not kind.startswith("dflash")),
+        "shift_label": _predicts_next(stored, not kind.startswith("dflash")),
         **head_fields(stored, kind),
     }
+
+
+def _predicts_next(stored: StoredConfig, default: bool) -> bool:
+    """Tell the order of a block, which older files say by the number of proposals alone."""
+    methods = section_of(stored, VERIFIER).get("proposal_methods")
+    first = methods[0] if isinstance(methods, list) and methods else None
+    count = first.get(PROPOSALS) if isinstance(first, dict) else None
+    size = stored["block_size"]
+    if not isinstance(count, int) or not isinstance(size, int) or count not in (size - 1, size):
+        return predicts_next(stored, default)  # as many as someone wanted to be proposed
+    is_next = predicts_next(stored, count == size)
+    if is_next != (count == size):
+        expected = f"{size - (not is_next)} of block_size={size} as the order of a block says"
+        raise misfit(f"speculators_config.proposal_methods[0].{PROPOSALS}", expected, count)
+    return is_next
 
 
 def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
@@ -102,7 +130,8 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
 
 def stored_speculators(config: DominoConfig) -> dict[str, Any]:
     """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
-    kind, is_dflash2 = config.projector_type, config.projector_type == "dflash2"
+    kind = config.projector_type
+    is_dflash2 = config.projector_type == "dflash2"
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
     wrong: dict[str, tuple[Any, str, str]] = {
         "projector_type": (
@@ -120,7 +149,7 @@ def stored_speculators(config: DominoConfig) -> dict[str, Any]:
         if is_wrong:
             expected = f"{expected} for format='speculators' ({why})"
             raise refusal(name, expected, getattr(config, name), "Use format='specforge'.")
-    proposals = {"proposal_type": "greedy", "speculative_tokens": config.num_draft_tokens}
+    proposals = {"proposal_type": "greedy", PROPOSALS: config.num_draft_tokens}
     backbone = stored_backbone(config)
     return stored_head(config) | {
         "architectures": [WRITTEN[kind]],
@@ -146,4 +175,6 @@ SPECULATORS = Format(
     matches=lambda stored: KIND in stored,
     fields=_fields,
     renames={r"^logits_correction\.": "", **CODEBOOKS},
+    reads=(*READ_OF_BLOCKS, *ROTARY, KIND, SECTION, VERIFIER, *OWN.split()),
+    harmless=("algorithm", "default_proposal_method", "target_layer_ids", "confidence_head_alpha"),
 )

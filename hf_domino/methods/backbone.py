@@ -96,8 +96,10 @@ class ContextAttention(nn.Module):
     def __init__(self, config: BlockConfig, layer_index: int):
         super().__init__()
         self.layer_index = layer_index
-        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.num_heads = config.num_attention_heads
+        self.head_dim = config.head_dim
         self.dropout = config.attention_dropout
+        self.interleaved = config.rope_interleaved
         query_size = config.num_attention_heads * config.head_dim
         key_value_size = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=False)
@@ -117,8 +119,8 @@ class ContextAttention(nn.Module):
         values = self._split_heads(self.v_proj(both)).transpose(1, 2)  # [B, A, C + Q, D]
         cosines, sines = inputs.rotary
         start = both.shape[1] - length
-        queries = rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:])
-        keys = rotate(keys.transpose(1, 2), cosines, sines)
+        queries = rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:], self.interleaved)
+        keys = rotate(keys.transpose(1, 2), cosines, sines, self.interleaved)
         if inputs.cache is not None:
             keys, values = inputs.cache.join(self.layer_index, keys, values, length, inputs.first)
         dropout = self.dropout if self.training else 0.0
@@ -153,7 +155,8 @@ class BlockConvolution(nn.Module):
 
     def __init__(self, config: BlockConfig):
         super().__init__()
-        taps, width = config.conv_kernel_size or 0, config.hidden_size
+        taps = config.conv_kernel_size or 0
+        width = config.hidden_size
         self.shape = 2, taps, width // config.conv_group_size
         identity = torch.eye(taps)[0, :, None]  # [T, 1], of the position itself alone
         self.base_kernel = nn.Parameter(identity.repeat(2, 1, width))
@@ -195,11 +198,13 @@ class BackboneLayer(GradientCheckpointingLayer):
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         if config.conv_kernel_size is not None:
-            self.attention_conv, self.mlp_conv = BlockConvolution(config), BlockConvolution(config)
+            self.attention_conv = BlockConvolution(config)
+            self.mlp_conv = BlockConvolution(config)
 
     def forward(self, block: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         """Transform the block `[B, Q, H]`."""
-        attend, feed = partial(self.self_attn, inputs=inputs), self.mlp
+        attend = partial(self.self_attn, inputs=inputs)
+        feed = self.mlp
         if inputs.convolved is not None:
             attend = partial(self.attention_conv, sublayer=attend, block_size=inputs.convolved)
             feed = partial(self.mlp_conv, sublayer=feed, block_size=inputs.convolved)
@@ -207,15 +212,22 @@ class BackboneLayer(GradientCheckpointingLayer):
         return block + feed(self.post_attention_layernorm(block))
 
 
-def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
-    """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype."""
+def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype.
+
+    Where neighbours `(2i, 2i + 1)` are turned together, they are first put where others have them, at `(i, i + D / 2)`:
+    products of queries and keys do not depend on the order of their numbers.
+    """
     wide = states.float()
+    if interleaved:
+        wide = wide.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
     return (wide * cosines[:, None] + rotate_half(wide) * sines[:, None]).to(states.dtype)
 
 
 def windowed(config: BlockConfig, inputs: AttentionInputs, positions: torch.Tensor, length: int) -> AttentionInputs:
     """The inputs of sliding layers; `positions` are of new context and block, `[B, C + Q]`, and `length` is Q."""
-    mask, cache = inputs.mask, inputs.cache
+    mask = inputs.mask
+    cache = inputs.cache
     if inputs.view is not None:
         return replace(inputs, view=_windowed_view(config, inputs.view))
     if cache is None:
@@ -245,6 +257,9 @@ def _windowed_view(config: BlockConfig, view: BlockView) -> BlockView:
 
 def _inside(config: BlockConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Whether a key is in a query's window, `[B, 1, Q, S + Q]`, from their positions `[B, Q]` and `[B, S + Q]`."""
-    queries, keys = queries[:, None, :, None], keys[:, None, None]
+    queries = queries[:, None, :, None]
+    keys = keys[:, None, None]
     inside = keys > queries - (config.sliding_window or 0)
-    return inside if config.sliding_window_non_causal else inside & (keys <= queries)
+    if config.sliding_window_non_causal:
+        return inside
+    return inside & (keys <= queries)

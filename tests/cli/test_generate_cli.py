@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 import sys
 
 import pytest
@@ -13,7 +14,7 @@ from rich.control import strip_control_codes
 from hf_domino.cli import main as cli
 from hf_domino.cli.chat import Conversation
 from hf_domino.cli.streaming import RoundPrinter
-from hf_domino.pair import load_pair
+from hf_domino.pair import domino_folder, load_pair
 
 PROMPT = "def f(x):"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
@@ -160,9 +161,13 @@ def test_what_was_written_before_an_interrupt_is_kept(pair, monkeypatch):
     assert conversation.messages[-1]["content"] == plain_text(pair, PROMPT, max_new_tokens=5, do_sample=False)
 
 
-def test_check_prints_json(flags, capsys):
-    cli.main(["check", "--json", "--num-prompts", "2", "--max-new-tokens", "8", *flags])
+def test_check_prints_json(flags, tiny_pair_folder, capsys, tmp_path):
+    folder = shutil.copytree(domino_folder(tiny_pair_folder), tmp_path / "drafter")
+    stored = json.loads((folder / "config.json").read_text()) | {"clever_trick": False}  # which no drafter of ours has
+    (folder / "config.json").write_text(json.dumps(stored))
+    cli.main(["check", "--json", "--num-prompts", "2", "--max-new-tokens", "8", *flags, "--drafter", str(folder)])
     found = json.loads(capsys.readouterr().out)
+    assert found["not_read"] == ["clever_trick"]
     assert found["verdict"] in ("fits", "does not fit", "too few to say")
     assert found["modes"][0]["acceptance_length"]["mean"] >= 1
     assert (found["speed_up"] is None) == (found["verdict"] == "does not fit")

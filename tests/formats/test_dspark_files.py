@@ -245,6 +245,24 @@ def test_what_a_selector_does_not_tell_is_named(tiny_qwen3, tmp_path, field):
         DominoDraftModel.from_pretrained(tmp_path)
 
 
+@pytest.mark.parametrize("layout", LAYOUTS)
+@torch.no_grad()
+def test_a_confidence_head_that_does_not_read_the_token_before(tiny_qwen3, tmp_path, layout):
+    tensors, beside = written(tiny_qwen3, layout, "vanilla")
+    head = {"confidence_head.proj.weight": torch.randn(1, HIDDEN), "confidence_head.proj.bias": torch.randn(1)}
+    stored = LAYOUTS[layout]
+    place = "dflash_config." if "dflash_config" in stored else ""
+    said = {f"{place}enable_confidence_head": True, f"{place}confidence_head_with_markov": False}
+    write_checkpoint(tmp_path, changed(stored, said), tensors | beside | head)
+    drafter = DominoDraftModel.from_pretrained(tmp_path, dtype=torch.float32)
+    assert drafter.config.confidence_head_with_markov is False
+    hidden, tokens = torch.randn(5, HIDDEN), torch.arange(5, 10)
+    expected = (hidden @ head["confidence_head.proj.weight"][0] + head["confidence_head.proj.bias"]).sigmoid()
+    torch.testing.assert_close(drafter.confidence(hidden, tokens), expected)
+    drafter.save_pretrained(tmp_path / "ours")
+    assert DominoDraftModel.from_pretrained(tmp_path / "ours").config.confidence_head_with_markov is False
+
+
 def test_a_confidence_head_of_other_width_and_a_rank_of_0_are_named(tiny_qwen3, tmp_path):
     tensors, beside = written(tiny_qwen3, "deepspec", "vanilla")
     wrong = tensors | {"confidence_head.proj.weight": torch.zeros(1, HIDDEN + 1)}

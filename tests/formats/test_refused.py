@@ -160,6 +160,11 @@ OF_ANY = [
     ({"norm.weight": torch.full((32,), INFINITY, dtype=torch.float16)}, "norm.weight must be finite"),
     ({"embed_proj.2.weight": torch.full((64, 16), -INFINITY, dtype=torch.bfloat16)}, "embed_proj.2.* finite"),
 ]
+OF_OTHERS = {
+    "layer_fusion_weights": "DFlare",
+    "hidden_correction.gate_proj.weight": "DFly",
+    "refiner_head.readout.weight": "XPress",
+}
 OF_DRAFTED = [
     ({"t2d": ~FLAGS}, "t2d"),
     ({"t2d": FLAGS}, "t2d"),
@@ -171,6 +176,7 @@ OF_DRAFTED = [
 ]
 TENSORS = [
     *((name, *case) for name in (OURS, DOMINO) for case in OF_ANY),
+    *((DOMINO, {name: ZEROS}, rf"kind must be .* got '{kind} \({name}\)'") for name, kind in OF_OTHERS.items()),
     *((DRAFTED, *case) for case in OF_DRAFTED),
     *((DOMINO, {"t2d": t2d}, "t2d must be a truth value for each of 64") for t2d in (~FLAGS[1:], FLAGS, ZEROS)),
 ]
@@ -191,6 +197,15 @@ KINDS = {
     "JetSpec": [{"architectures": ["JetSpecDraftModel"], "dflash_config": {"causal": True}}],
     "DFlash or DSpark on Gemma": [{"architectures": ["Gemma4DSparkModel"], "markov_rank": 0}],
     "MTP": [{"speculators_model_type": "mtp"}],
+    "DSpark with gated attention": [{"architectures": ["Qwen35DSparkModel"], "markov_rank": 256}],
+    "DFly": [{"architectures": ["Qwen3DFlyModel"], "model_type": "qwen3"}, {"model_type": "dfly-mlx"}],
+    "DFlare": [{"architectures": ["DFlareDraftModel"], "dflash_config": {}}],
+    "XPress": [{"speculators_model_type": "xpress"}],
+    "EAGLE-3 in another layout": [
+        {"architectures": [name], "model_type": "llama", "draft_vocab_size": 8}
+        for name in ("Qwen3Eagle3Model", "Gemma4Eagle3Model", "GptOssEagle3DraftModel", "Qwen2ForCausalLMEagle3")
+    ],
+    "DFlash in another layout": [{"architectures": ["Qwen3_5DFlashModel"], "model_type": "qwen3_5_text"}],
 }
 
 

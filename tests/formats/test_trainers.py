@@ -10,6 +10,7 @@ from released import (
     MUSE_GLIMMER,
     QWEN3_8B,
     SPECULATORS_DFLASH,
+    SPECULATORS_DOMINO,
     changed,
     our_drafter,
     reduced,
@@ -161,6 +162,42 @@ def test_the_order_of_a_block_is_read_by_each_of_its_names_in_each_place(stored,
         assert read(bare | {name: value, SECTION: nested | dict.fromkeys(ORDERS, value)}).shift_label is value
 
 
+def proposing(kind, count, **said):
+    """A file of speculators with blocks of 16, of which so many positions give proposals."""
+    told = {"proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": count}]}
+    head = {"dspark": {"markov_rank": 8}, "domino": SPECULATORS_DOMINO}.get(kind, {})
+    stored = SPECULATORS_DFLASH | {"speculators_model_type": kind, "block_size": 16} | head
+    return {name: value for name, value in stored.items() if name not in ORDERS} | {"speculators_config": told} | said
+
+
+@pytest.mark.parametrize("kind", ["dflash", "dspark", "domino"])
+def test_speculators_number_of_proposals_tells_the_order_of_its_block(kind):
+    for count, order in ((15, False), (16, True), (7, kind != "dflash")):
+        assert read(proposing(kind, count)).shift_label is order
+        assert read(proposing(kind, count, sample_from_anchor=order)).num_draft_tokens == 15 + order
+    for count in (15, 16):
+        with pytest.raises(
+            ValueError, match=rf"speculative_tokens .* must be {31 - count} of block_size=16 .* got {count}"
+        ):
+            read(proposing(kind, count, sample_from_anchor=count == 15))
+
+
+def test_the_order_of_speculators_files_that_do_not_tell_it():
+    for kind, order in (("domino", True), ("dspark", True), ("dflash", False)):
+        stored = proposing(kind, None, speculators_config=None)
+        assert read(stored).shift_label is order
+        for section in ("dflash_config", "dspark_config"):
+            assert read(stored | {section: {"sample_from_anchor": not order}}).shift_label is not order
+            with pytest.raises(ValueError, match="sample_from_anchor"):
+                read(stored | {section: {"sample_from_anchor": order}, "sample_from_anchor": not order})
+
+
+def test_a_spare_anchor_is_an_order_of_a_block_too():
+    assert read(DFLASH | {"dspark_bonus_anchor": False}).shift_label is True
+    with pytest.raises(ValueError, match=r"dspark_bonus_anchor .* must be True as sample_from_anchor=False says"):
+        read(DFLASH | {"dspark_bonus_anchor": False, "sample_from_anchor": False})
+
+
 @pytest.mark.parametrize("stored", [DFLASH, SPECULATORS_DFLASH, MUSE_GLIMMER])
 def test_scales_of_plain_dflash_are_read(stored):
     nested = {"output_multiplier": 0.5, "input_embedding_scale": 1, "final_logit_softcapping": 0.0, "causal": False}
@@ -197,6 +234,22 @@ def test_verl_specos_domino_keeps_its_rotary_base_and_the_width_of_its_heads(tin
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in ours.state_dict().items())
     with pytest.raises(ValueError, match=r"target_hidden_size.* must be a field of DominoConfig"):
         AutoConfig.from_pretrained(tmp_path)  # which knows no formats
+
+
+def test_a_domino_of_another_writer_with_our_fields_alone_has_the_width_of_its_heads():
+    """Nothing in it is of another name than ours, but the width that ours always tell is not there."""
+    theirs = {name: value for name, value in VERL_DOMINO.items() if name in DominoConfig.of_method("domino").__dataclass_fields__}
+    config = read(theirs | {"model_type": "domino", "rope_theta": 1e6, "num_target_layers": 36})
+    assert (config.head_dim, config.rope_parameters["rope_theta"]) == (80, 1e6)
+
+
+@pytest.mark.parametrize("told", [{"partial_rotary_factor": 0.25}, {}])
+def test_deepspecs_copy_of_its_targets_partial_rotation_means_nothing(told):
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    copied = DEEPSPEC_DFLASH | told | {"model_type": "qwen3_5_text", "rope_theta": None, "rope_parameters": rope}
+    assert read(copied).rope_parameters == {"rope_type": "default", "rope_theta": 1e7}
+    with pytest.raises(ValueError, match=r"partial_rotary_factor must be 1.0, got 0.25"):
+        read(DFLASH | {"rope_theta": None, "rope_parameters": rope})
 
 
 def test_layers_that_a_file_does_not_tell_can_be_given(tiny_qwen3, tmp_path):

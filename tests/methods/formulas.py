@@ -82,6 +82,13 @@ class Formula:
         joined = torch.cat(captured)
         return self.weights["fc.weight"] @ (self.norm(joined, "input_norm") if self.config.norm_before_fc else joined)
 
+    def normed(self, x, kind):
+        """Heads of queries or keys, normed where there are such norms."""
+        name = f"layers.0.self_attn.{kind}_norm"
+        if f"{name}.weight" not in self.weights:
+            return x
+        return torch.cat([self.norm(head, name) for head in x.view(-1, self.config.head_dim)])
+
     def rotated(self, x, position):
         size = self.config.head_dim
         frequencies = self.config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2).double() / size)
@@ -98,8 +105,12 @@ class Formula:
         """The state that goes on behind the last of some entries: states, tokens and positions."""
         weight = {name: self.weights[f"layers.0.self_attn.{name}_proj.weight"] for name in "qkvo"}
         reads = [self.read(state, token) for state, token, _ in entries]
-        keys = [self.rotated(weight["k"] @ x, place) for x, (_, _, place) in zip(reads, entries, strict=True)]
-        values, query = [weight["v"] @ x for x in reads], self.rotated(weight["q"] @ reads[-1], entries[-1][2])
+        keys = [
+            self.rotated(self.normed(weight["k"] @ x, "k"), place)
+            for x, (_, _, place) in zip(reads, entries, strict=True)
+        ]
+        values = [weight["v"] @ x for x in reads]
+        query = self.rotated(self.normed(weight["q"] @ reads[-1], "q"), entries[-1][2])
         size, shared = self.config.head_dim, self.config.num_attention_heads // self.config.num_key_value_heads
         heads = []
         for head in range(self.config.num_attention_heads):

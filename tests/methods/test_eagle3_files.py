@@ -9,11 +9,11 @@ import torch
 from builders import EOS, TINY
 from calls_of_methods import PROMPTS, generate
 from formulas import OPTIONS, PATHS_TOL, Formula, build
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_domino import DominoDraftModel
-from hf_domino.formats.loading import interpret
+from hf_domino.formats.loading import interpret, unread_fields
 from hf_domino.target.view import TargetModel
 
 IDS = [0, 3, 4, 9, 11, 40, 62]
@@ -53,6 +53,21 @@ LAYOUTS = {
         }
         | OPTIONS["normed"],
         *(OPTIONS["normed"] | {"own_lm_head": True}, DEFAULT_IDS, ()),
+    ),
+    "speculators, of Qwen3": (
+        {
+            "architectures": ["Eagle3Speculator"],
+            "speculators_model_type": "eagle3",
+            "transformer_layer_config": LLAMA | {"model_type": "qwen3"},
+            "draft_vocab_size": len(IDS),
+            "eagle_aux_hidden_state_layer_ids": [2, 4, 5],
+        },
+        *({"qk_norm": True, "own_lm_head": True}, DEFAULT_IDS, ()),
+    ),
+    "AngelSlim": (
+        LLAMA
+        | {"architectures": ["Eagle3LlamaForCausalLM"], "draft_vocab_size": len(IDS), "tie_word_embeddings": True},
+        *({"own_lm_head": True, "own_embeddings": True}, DEFAULT_IDS, ()),
     ),
     "SpecForge": (
         LLAMA | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": len(IDS)},
@@ -127,6 +142,7 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
     loaded, info = DominoDraftModel.from_pretrained(tmp_path, output_loading_info=True)
     assert (info["unexpected_keys"], loaded.dtype) == (set(), torch.float64)
     assert loaded.config.projector_type == "eagle3"
+    assert unread_fields(tmp_path) == []
     assert loaded.config.layer_ids(8) == LAYOUTS[name][2]
     assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in ours.state_dict().items())
     view, reference = TargetModel(deep, loaded.config), Formula(ours, deep)
@@ -148,12 +164,34 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
     assert again.config.layer_ids(8) == LAYOUTS[name][2]
 
 
+@pytest.mark.parametrize("name", ["speculators", "Model-Optimizer"])
+def test_interleaved_rotary_positions_draft_the_same_tokens(deep, tmp_path, name, rounds):
+    """Neighbours of a head in the place of its halves: the numbers are moved, and the drafts are those of before."""
+    stored(tmp_path, name, deep)
+    known, before = DominoDraftModel.from_pretrained(tmp_path), []
+    tensors = load_file(tmp_path / "model.safetensors")
+    for key, tensor in tensors.items():
+        if "q_proj" in key or "k_proj" in key:
+            tensors[key] = tensor.unflatten(0, (-1, 2, 4)).transpose(1, 2).flatten(0, 2).contiguous()
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    place = "transformer_layer_config" if name == "speculators" else "eagle_config"
+    config = LAYOUTS[name][0]
+    config = config | {place: config[place] | {"rope_interleaved": True}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    for drafter in (known, DominoDraftModel.from_pretrained(tmp_path)):
+        rounds.clear()
+        generate(deep, drafter.view(draft_tree_size=None, draft_length="full"), PROMPTS[0][None])
+        before.append([(text, proposals) for _, text, proposals, _ in rounds])
+    assert before[0] == before[1]
+    assert len(before[0]) > 3
+
+
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
         ("SpecForge", {"parallel_drafting": True}, r"kind must be .* got 'P-EAGLE \(parallel_drafting=True\)'"),
         ("SpecForge", {"target_hidden_size": 64}, "target_hidden_size .* must be 32, got 64.*cannot run"),
-        ("SpecForge", {"tie_word_embeddings": True}, "tie_word_embeddings .* must be False, got True"),
+        ("SpecForge", {"sliding_window": 128}, "sliding_window .* must be absent, or at least 256 .* got 128"),
         ("Model-Optimizer", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state .* must be True"),
         ("Model-Optimizer", {"eagle_config": {"parallel_draft_step": 4}}, "parallel_draft_step .* must be 1, got 4"),
         ("speculators", {"eagle_aux_hidden_state_layer_ids": [0, 1]}, "must be a list of integers from 1 on"),
@@ -169,7 +207,7 @@ def test_what_cannot_be_run_is_named(name, change, message):
 @pytest.mark.parametrize(
     ("tensor", "message"),
     [
-        ("layers.0.self_attn.q_norm.weight", "also layers.0.self_attn.q_norm.weight"),
+        ("layers.0.self_attn.q_norm.weight", "without layers.0.self_attn.k_norm.weight"),
         ("fc.bias", "also fc.bias"),
         ("layers.1.input_layernorm.weight", "num_hidden_layers=1.*also layers.1.input_layernorm.weight"),
         ("d2t", "tensors must be complete .* without d2t"),
@@ -182,6 +220,23 @@ def test_tensors_that_do_not_fit_are_named(deep, tmp_path, tensor, message):
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=message):
         DominoDraftModel.from_pretrained(tmp_path)
+
+
+def test_embeddings_that_are_tied_to_an_lm_head_that_is_not_there_are_named(deep, tmp_path):
+    stored(tmp_path, "AngelSlim", deep)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["lm_head.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"tie_word_embeddings .* must be False without an lm_head of its own, got True"
+    ):
+        DominoDraftModel.from_pretrained(tmp_path)
+
+
+def test_a_window_that_nothing_reaches_is_none():
+    for fields in ({"sliding_window": 256}, {"sliding_window": 8, "use_sliding_window": False}):
+        assert not interpret(LAYOUTS["SpecForge"][0] | fields)[1].has_sliding_layers
+    assert interpret(LAYOUTS["SpecForge"][0] | {"model_type": "qwen3", "sliding_window": 8})[1].sliding_window is None
 
 
 def test_a_target_too_small_for_the_layers_that_are_left_to_it(wide, deep, tmp_path):

@@ -33,7 +33,7 @@ def naive_positions(drafter, target, batch, weight):
                 position = anchor + k + (1 - first)
                 if position >= ids.shape[1] or not batch["loss_mask"][row, position]:
                     continue
-                base = corrected = (drafter.lm_head.weight if config.own_lm_head else weight) @ z[k]
+                base = corrected = (drafter.lm_head.weight if getattr(config, "own_lm_head", False) else weight) @ z[k]
                 if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
                     correction = {"dspark": _markov, "dflash2": _selector}.get(config.projector_type, _domino)
                     corrected = base + correction(drafter, target, ids[row, anchor:position], z[first : k + 1])

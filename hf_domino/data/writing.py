@@ -85,12 +85,8 @@ def write_data(
         find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
     template = hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest()[:16]
     target = identity.to_dict() if identity else None
-    record = {
-        "chat template": template,
-        "target": target,
-        "prompts": given.fingerprint(),
-        "exclude": excluded.fingerprint(),
-    }
+    record = {"chat template": template, "target": target}
+    record |= {"prompts": given.fingerprint(), "exclude": excluded.fingerprint()}
     _begin(output, settings.of_the_text() | record)
 
     do = partial(do_units, output / UNITS, shard, progress)

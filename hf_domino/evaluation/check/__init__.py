@@ -40,9 +40,8 @@ def check_fit(
 ) -> CheckResult:
     """Measure whether a drafter fits its target, and say why if it does not.
 
-    Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
-    `shift_label`, without correction head and without context; then times a few prompts, where it may fit. Neither
-    model is changed. Prompts are taken a few at a time, until the verdict is outside its sampling error.
+    It generates a little text as configured and with other layers, another `shift_label`, no correction head or no
+    context, until the verdict is outside its sampling error, and then times a few prompts if the drafter may fit.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
@@ -57,8 +56,7 @@ def check_fit(
         [`CheckResult`]: `fits`, `causes` and the measurements; print it for a table.
 
     Raises:
-        ValueError: If sizes, layers or model type differ, if the target's forward depends on how many positions it is
-            given (see [`probe_width`]), or if there is nothing to measure.
+        ValueError: If sizes, layers or model type differ, [`probe_width`] fails, or there is nothing to measure.
 
     Example:
     ```python

@@ -1,7 +1,7 @@
-"""Find and load a target with its drafters: the bundled pair of a checkout, or any other laid out the same way.
+"""Find and load a target with its drafters: the bundled pair of a checkout, or another pair with the same layout.
 
-A pair called NAME is two folders side by side: `NAME` (target and tokenizer) and `NAME-domino`. Of a target that is not
-ours to publish, the drafter is among the checkout's.
+A pair called NAME is two folders side by side: `NAME` (target and tokenizer) and `NAME-domino`. If we may not publish
+the target, its drafter is in the checkout.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that this torch cannot use."""
+    """Raise an error if this torch cannot use a device."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -41,7 +41,7 @@ def check_device(device: str) -> None:
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its tokenizer, its drafters by name and kind, and a small assistant."""
+    """A target, its tokenizer, its drafters by name and method, and a small assistant."""
 
     name: str
     folder: Path
@@ -52,13 +52,15 @@ class Pair:
 
     @property
     def drafter(self) -> Any:
-        """The first drafter; None where none was needed and none was there."""
+        """The first drafter, or None if none was needed and none was there."""
         return next(iter(self.drafters.values()), None)
 
 
 def find_pair(path: str | Path | None = None) -> Path:
     """Return the target folder of a pair."""
-    candidates = [cards / BUNDLED for cards in _cards()] if _is_bundled(path) else [Path(str(path))]
+    candidates = [Path(str(path))]
+    if _is_bundled(path):
+        candidates = [cards / BUNDLED for cards in _cards()]
     for candidate in candidates:
         if (candidate / "config.json").is_file() and _drafter_of(candidate) is not None:
             return candidate
@@ -66,15 +68,17 @@ def find_pair(path: str | Path | None = None) -> Path:
 
 
 def find_target(name: str | Path | None = None, field: str = "--target") -> str:
-    """Return the folder or the Hub name of a target, once it is known that there is one."""
-    found = str(find_pair(name).resolve()) if _is_bundled(name) else str(name)
+    """Return the folder or the Hub name of a target, after a check that there is one."""
+    found = str(name)
+    if _is_bundled(name):
+        found = str(find_pair(name).resolve())
     check_source(found, field)
     check_is_target(found, field, **_offline(found))
     return found
 
 
 def find_drafter(name: str | Path, field: str = "--drafter") -> str:
-    """Return the folder or the Hub name of a drafter, once it is known that there is one."""
+    """Return the folder or the Hub name of a drafter, after a check that there is one."""
     if _is_bundled(name):
         folders = [domino_folder(cards / BUNDLED) for cards in _cards()]
         found = _first_there(folders)
@@ -86,7 +90,7 @@ def find_drafter(name: str | Path, field: str = "--drafter") -> str:
 
 
 def _is_bundled(name: str | Path | None) -> bool:
-    """Whether the bundled pair is meant, and not a folder or the Hub."""
+    """Return whether a name means the bundled pair, and not a folder or a name on the Hub."""
     return name is None or (str(name) == BUNDLED and not Path(name).is_dir())
 
 
@@ -99,14 +103,15 @@ def _no_pair(candidates: list[Path]) -> FileNotFoundError:
 
 
 def _cards() -> list[Path]:
-    """Where drafters are published: in the checkout, then in the working folder."""
+    """Return the folders of published drafters: that of the checkout, then that of the working folder."""
     return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[1], Path.cwd()))]
 
 
 def domino_folder(target_folder: Path) -> Path:
-    """Folder of the Domino drafter beside a target's folder."""
-    found = target_folder.resolve() if target_folder.is_dir() else target_folder  # `.` has a name, too
-    return found.parent / f"{found.name}-domino"
+    """Return the folder of the Domino drafter beside a target's folder."""
+    if target_folder.is_dir():
+        target_folder = target_folder.resolve()  # which gives `.` a name, too
+    return target_folder.parent / f"{target_folder.name}-domino"
 
 
 def load_pair(
@@ -118,15 +123,18 @@ def load_pair(
     others: Sequence[str | Path] = (),
     is_drafted: bool = True,
 ) -> Pair:
-    """Load a target and what drafts for it; folders are read without any network access."""
+    """Load a target and its drafters; folders are read without any network access."""
     folder = Path(find_target(target))
     drafter = drafter or _drafter_of(folder)
     if drafter is None and is_drafted:
         raise ValueError(f"--drafter must be given: there is no {domino_folder(folder)} beside the target {folder}.")
-    drafters = [*map(find_drafter, (drafter, *others))] if drafter else []
+    drafters: list[str] = []
+    if drafter:
+        drafters = [*map(find_drafter, (drafter, *others))]
     names = [Path(drafter).resolve().name for drafter in drafters]
-    if taken := next((name for name in names if names.count(name) > 1), None):
-        raise refusal("each --drafter", "of another name", taken, "Rename one of the folders.")
+    for name in names:
+        if names.count(name) > 1:
+            raise refusal("each --drafter", "of another name", name, "Rename one of the folders.")
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_offline(folder))
@@ -152,12 +160,12 @@ def load_pair(
 
 
 def _offline(name: str | Path) -> dict[str, Any]:
-    """Arguments of `from_pretrained` for a folder, which needs no Hub, or for a name there."""
+    """Return the arguments of `from_pretrained` that keep it off the network if the name is a folder."""
     return {"local_files_only": True} if Path(name).is_dir() else {}
 
 
 def _drafter_of(target: Path) -> Path | None:
-    """The drafter beside a target, or of its name among those that are published here."""
+    """Return the drafter beside a target, or the published one with the target's name."""
     return _first_there([domino_folder(target), *(domino_folder(cards / target.name) for cards in _cards())])
 
 
@@ -172,11 +180,14 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     prompts = []
     for place, record in read_records(path):
         prompt = prompt_of(record, place, plain=True)
-        said: dict[str, Any] = {"text": prompt.text}
-        if messages := list(prompt.messages):
-            # An answer that ends a chat, as in the `evaluation.jsonl` of `hf-domino data`, is left out.
-            said = {"messages": messages[:-1] if messages[-1]["role"] == "assistant" else messages}
-        prompts.append(record | prompt.fields | said)
+        asked: dict[str, Any] = {"text": prompt.text}
+        messages = list(prompt.messages)
+        if messages:
+            # The `evaluation.jsonl` of `hf-domino data` has chats that end with an answer, which is left out.
+            if messages[-1]["role"] == "assistant":
+                messages.pop()
+            asked = {"messages": messages}
+        prompts.append(record | prompt.fields | asked)
     if not prompts:
         raise ValueError(f"--prompts must hold at least one prompt, got none in {path}.")
     return prompts

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_domino.data.filters import distinct_ngram_ratio
-from hf_domino.evaluation.benchmark.partings import partings
+from hf_domino.evaluation.benchmark.partings import find_divergences
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
 from hf_domino.target.identity import TargetIdentity, identify
 
@@ -75,7 +75,7 @@ def test_bf16_differs_at_near_ties_only():
     for prompt in read_prompts(FOLDER / "prompts.jsonl"):
         text = generate(pair, prompt["text"], 64, assistant_model=pair.drafter)
         inputs = pair.tokenizer(prompt["text"], return_tensors="pt")
-        found = partings(pair.target, inputs, text[None], 0, **options)
+        found = find_divergences(pair.target, inputs, text[None], 0, **options)
         assert all(at["margin"] <= at["tie"] for at in found)
 
 

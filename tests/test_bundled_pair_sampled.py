@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_domino.evaluation.benchmark.partings import partings
+from hf_domino.evaluation.benchmark.partings import find_divergences
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
 
 FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED
@@ -65,4 +65,4 @@ def test_fp32_differs_at_near_ties_only(law):
         torch.manual_seed(seed)
         text = pair.target.generate(**inputs, **law_of(law), assistant_model=pair.drafter)
         new = text[:, inputs["input_ids"].shape[1] :]
-        assert all(at["margin"] <= at["tie"] for at in partings(pair.target, inputs, new, seed, **law_of(law)))
+        assert all(at["margin"] <= at["tie"] for at in find_divergences(pair.target, inputs, new, seed, **law_of(law)))

@@ -1,1 +1,1 @@
-"""What every room needs and no room is about: errors, whole files, late names, where a measurement comes from."""
+"""Helpers that every package needs: errors, atomic writes, late imports, and the origin of a measurement."""

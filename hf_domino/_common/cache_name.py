@@ -1,4 +1,4 @@
-"""What Transformers calls a model's cache, among arguments and in outputs: `past_key_values`, `cache` from 5.24 on."""
+"""Find the name of a model's cache in arguments and outputs: `past_key_values`, or `cache` since Transformers 5.24."""
 
 from __future__ import annotations
 
@@ -6,4 +6,5 @@ from dataclasses import fields
 
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-CACHE = "cache" if "cache" in {field.name for field in fields(CausalLMOutputWithPast)} else "past_key_values"
+_NAMES = {field.name for field in fields(CausalLMOutputWithPast)}
+CACHE = "cache" if "cache" in _NAMES else "past_key_values"

@@ -1,4 +1,4 @@
-"""Names of dtypes as users write them, and the dtype that a device multiplies fastest in."""
+"""Read the names of dtypes as users write them, and choose the fastest dtype of a device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hf_domino._common.refusal import refusal
 if TYPE_CHECKING:
     import torch
 
-DTYPES = ("bfloat16", "float16", "float32")  # that models compute in, and files hold
+DTYPES = ("bfloat16", "float16", "float32")  # dtypes that models compute in and files hold
 SYNONYMS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16"}
 
 
@@ -23,16 +23,19 @@ def dtype_of(written: torch.dtype | str, field: str = "dtype", remedy: str = "Ch
     """Return the dtype of a name, or the dtype itself."""
     import torch
 
-    if (name := dtype_name(str(written))) not in DTYPES:
+    name = dtype_name(str(written))
+    if name not in DTYPES:
         raise refusal(field, f"one of {', '.join(DTYPES)}", written, remedy)
     return getattr(torch, name)
 
 
 def fast_dtype(device: str) -> torch.dtype:
     """Choose the dtype to compute in: bf16 on a GPU and on CPUs with instructions for it, else fp32."""
-    import torch  # late: commands read names without it
+    import torch  # late, because commands read names without it
 
     if device != "cpu":
         return torch.bfloat16
-    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch
-    return torch.bfloat16 if any(known.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")) else torch.float32
+    supported: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()  # the oldest torch has no such function
+    if any(supported.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16")):
+        return torch.bfloat16
+    return torch.float32

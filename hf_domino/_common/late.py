@@ -1,4 +1,4 @@
-"""Names of a package that are loaded when they are first asked for (PEP 562), so that importing it takes a moment."""
+"""Load the names of a package when they are first used (PEP 562), so that importing the package is quick."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def late(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], 
             try:
                 return importlib.import_module(f"{package}.{name}")
             except ModuleNotFoundError as error:
-                if error.name != f"{package}.{name}":  # a module that is there needs one that is not
+                if error.name != f"{package}.{name}":  # the module exists, but needs one that does not
                     raise
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""What training says beside its log: once for all processes of a run."""
+"""Show notices beside the log of a training, once for all processes of a run."""
 
 from __future__ import annotations
 

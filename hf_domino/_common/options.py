@@ -1,4 +1,4 @@
-"""Options that Python and the command line share: a dataclass declares each once, with default, help and flag."""
+"""Declare options for Python and the command line once, as fields of a dataclass with default, help and flag."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Described = TypeVar("Described", bound=type)
-READ_BY = {"int": int, "float": float, "Path": Path}  # how a flag is read, by its field's type
+READ_BY = {"int": int, "float": float, "Path": Path}  # type of a field -> function that reads its flag
 
 
 def option(default: Any, help: str, **flag: Any) -> Any:
-    """Declare a field by its default, its description, and what `argparse` takes for its flag beside these."""
+    """Declare a field with its default, its description, and further arguments of `argparse` for its flag."""
     metadata = {"help": help, **flag}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -21,25 +21,27 @@ def option(default: Any, help: str, **flag: Any) -> Any:
 
 
 def add_flags(group: argparse._ActionsContainer, options: type, title: str | None = None) -> None:
-    """Add a flag for each field that has a description; with a `title`, for those of this group."""
+    """Add a flag for each field that has a description, or only for the fields of the group with this `title`."""
     for each in _described(options):
         flag = dict(each.metadata)
         if flag.pop("group", None) != title:
             continue
-        kind = str(each.type).removesuffix(" | None")
-        if kind == "bool":
+        type_name = str(each.type).removesuffix(" | None")
+        if type_name == "bool":
             flag["action"] = "store_true"
-        elif kind in READ_BY:
-            flag["type"] = READ_BY[kind]
+        elif type_name in READ_BY:
+            flag["type"] = READ_BY[type_name]
         group.add_argument(f"--{each.name.replace('_', '-')}", default=_default(each), **flag)
 
 
 def describe(described: Described, options: type | None = None) -> Described:
-    """List the fields of `options`, by default of the class itself, as arguments in the docstring of a class."""
+    """List the fields of `options`, or of the class itself, as arguments in the docstring of the class."""
     text, raises, errors = inspect.cleandoc(described.__doc__ or "").partition("\n\nRaises:")
     text += "\n\nArgs:"
     for each in _described(options or described):
-        default = "" if _default(each) is None else f", defaults to `{_default(each)!r}`"
+        default = ""
+        if _default(each) is not None:
+            default = f", defaults to `{_default(each)!r}`"
         text += f"\n    {each.name} (`{each.type}`, *optional*{default}): {each.metadata['help']}"
     described.__doc__ = text + raises + errors
     return described
@@ -50,4 +52,6 @@ def _described(options: type) -> list[Field]:
 
 
 def _default(each: Field) -> Any:
-    return each.default if each.default_factory is MISSING else each.default_factory()
+    if each.default_factory is MISSING:
+        return each.default
+    return each.default_factory()

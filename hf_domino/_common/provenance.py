@@ -1,4 +1,4 @@
-"""Where a measurement comes from: what every published row carries."""
+"""Record where a measurement comes from, which every published result carries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import transformers
 
 from hf_domino._common.version import __version__
 
-NOT_RECORDED = "not recorded"  # outside a checkout
+NOT_RECORDED = "not recorded"  # the commit of an installation outside a checkout
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:
@@ -46,20 +46,24 @@ def _hardware(device: str) -> str:
     if device.startswith("cuda"):
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next((name for name in names if name != "unknown"), platform.processor() or platform.machine())
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            name = line.partition(":")[2].strip()
+            if line.startswith("model name") and name != "unknown":
+                return name
+    return platform.processor() or platform.machine()
 
 
 def _commit() -> str:
-    """Find the commit of the checkout, with `-dirty` where the package differs."""
+    """Find the commit of the checkout, with `-dirty` if the package differs from it."""
     folder = Path(__file__).parents[1]
-    with suppress(FileNotFoundError):  # where there is no git
-        # Of another repository, whose environment the package is installed in, HEAD has no such folder.
+    with suppress(FileNotFoundError):  # git is not installed
+        # If the package is installed inside another repository, its HEAD has no such folder.
         head, status = (
             subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True)
             for command in (("rev-parse", "HEAD", "HEAD:./"), ("status", "--porcelain", "."))
         )
         if head.returncode == 0:
-            return head.stdout.split()[0] + ("-dirty" if status.stdout.strip() else "")
+            suffix = "-dirty" if status.stdout.strip() else ""
+            return head.stdout.split()[0] + suffix
     return NOT_RECORDED

@@ -1,18 +1,18 @@
-"""The sentence that a measurement of speed ends with: how much faster than plain generation, or what to do instead."""
+"""Write the last sentence of a measurement of speed: how much faster it is, or what to do instead."""
 
 from __future__ import annotations
 
-LEAST_GAIN = 0.05  # of plain generation's speed: less is what a clock errs by, over a few prompts
+LEAST_GAIN = 0.05  # share of plain generation's speed; smaller gains are within the error of a clock over a few prompts
 WAY_OUT = "generate without it here, or train it on until its rounds bring more tokens"
 
 
 def gains(speed_up: float) -> bool:
-    """Say whether a speed-up is larger than the error of a clock."""
+    """Return whether a speed-up is larger than the error of a clock."""
     return speed_up > 1 + LEAST_GAIN
 
 
 def verdict(speed_up: float, who: str, counted: str = "", way_out: str = WAY_OUT) -> str:
-    """Say in one sentence whether `who` is faster than plain generation, and where it is not, the way out.
+    """Say in one sentence whether `who` is faster than plain generation, and if it is not, name the way out.
 
     Example:
     ```python
@@ -24,10 +24,17 @@ def verdict(speed_up: float, who: str, counted: str = "", way_out: str = WAY_OUT
 
     ```
     """
-    how = "Faster than plain" if gains(speed_up) else "About as fast as plain"
-    if speed_up < 1 - LEAST_GAIN:
+    how = "About as fast as plain"
+    if gains(speed_up):
+        how = "Faster than plain"
+    elif speed_up < 1 - LEAST_GAIN:
         how = "Slower than plain"
-    return f"{how}: {speed_up:.2f} x with {who}{counted and f', {counted}'}{'' if gains(speed_up) else f'; {way_out}'}."
+    sentence = f"{how}: {speed_up:.2f} x with {who}"
+    if counted:
+        sentence += f", {counted}"
+    if not gains(speed_up):
+        sentence += f"; {way_out}"
+    return f"{sentence}."
 
 
 def slower_in(speed_ups: list[float]) -> str:

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: several processes may write them, one may be killed, a disk may be full."""
+"""Write files atomically, because several processes may write them, one may be killed, or a disk may be full."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hf_domino._common.refusal import refusal
 
 GB = 1e9
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# torch.save says no more than that, whatever the reason.
+# torch.save reports every failed write by one of these.
 FELL_SHORT = ("unexpected pos", "PytorchStreamWriter failed", "iostream error")
 MAKE_ROOM = "What was there before is kept. Make room and run the same command again."
 
 
 def check_writable(folder: Path, field: str) -> None:
-    """Refuse a folder that can be neither made nor written to, before any work."""
+    """Raise an error before any work if a folder can be neither made nor written to."""
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
     if not (place.is_dir() and os.access(place, os.W_OK)):
         problem = "is read-only here" if place.is_dir() else "is a file"
@@ -29,21 +29,26 @@ def check_writable(folder: Path, field: str) -> None:
 
 
 def why_no_room(error: BaseException) -> str | None:
-    """Find what an error says of a full disk, a used-up quota or a limit on the size of files."""
+    """Return whether an error reports a full disk, a used-up quota or a file that is too large, in words, or None."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in NO_ROOM else None
-    said = str(error)
-    short = "a write fell short" if any(words in said for words in FELL_SHORT) else None
-    return next((why for why in map(os.strerror, NO_ROOM) if why in said), short)
+    message = str(error)
+    for reason in map(os.strerror, NO_ROOM):
+        if reason in message:
+            return reason
+    if any(words in message for words in FELL_SHORT):
+        return "a write fell short"
+    return None
 
 
 @contextmanager
 def needing_room(path: Path, way_out: str) -> Iterator[None]:
-    """Say in one sentence that there was no room for what is written inside; other errors pass."""
+    """Turn errors about missing disk space into one sentence; other errors pass unchanged."""
     try:
         yield
     except Exception as error:
-        if (why := why_no_room(error)) is None:
+        why = why_no_room(error)
+        if why is None:
             raise
         place = next(place for place in path.absolute().parents if place.exists())
         room = f"{shutil.disk_usage(place).free / GB:.3g} GB are free in {place}."
@@ -52,7 +57,7 @@ def needing_room(path: Path, way_out: str) -> Iterator[None]:
 
 @contextmanager
 def whole_file(path: Path) -> Iterator[Path]:
-    """Give a name beside `path`, in a folder that is made, whose file is `path` when the context ends without error.
+    """Yield a name beside `path`, whose file becomes `path` when the context ends without error; the folder is made.
 
     Example:
     ```python
@@ -81,11 +86,11 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def whole_files(folder: Path, *replaced: str) -> Iterator[Path]:
-    """Give a folder whose files move into `folder` when the context ends without error; until then that is as it was.
+    """Yield a folder whose files move into `folder` when the context ends without error, which until then stays as is.
 
     Args:
-        folder (`Path`): Where the files go; it is made.
-        replaced (`str`): Patterns of the files that they replace there, whatever those are called.
+        folder (`Path`): The folder for the files, which is made.
+        replaced (`str`): Patterns of files in `folder` that the new files replace, whatever their names are.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with needing_room(folder, MAKE_ROOM), TemporaryDirectory(prefix=".part-", dir=folder) as aside:
@@ -99,6 +104,6 @@ def whole_files(folder: Path, *replaced: str) -> Iterator[Path]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file atomically."""
     with whole_file(path) as aside:
         aside.write_text(text, encoding="utf-8")

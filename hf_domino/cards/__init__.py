@@ -1,5 +1,5 @@
-"""The card of a drafter: one template for trainer, recipe and publishing, merged into the card that is there.
+"""Make the card of a drafter from one template, and merge it into the card that is there.
 
-`render` makes a card, `sections` merges cards, `training` tells what a trainer recorded. What was measured is told by
-`publishing`, above `benchmark`, where rows are read.
+`render` makes a card, `sections` merges cards, and `training` describes what a trainer recorded. `publishing` adds the
+measured results.
 """

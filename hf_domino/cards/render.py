@@ -1,4 +1,4 @@
-"""The card of a drafter, rendered from its configuration by one template."""
+"""Render the card of a drafter from its configuration, with one template."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
-from hf_domino.cards.methods import SAID, Said
+from hf_domino.cards.methods import METHOD_TEXTS, MethodTexts
 from hf_domino.cards.sections import mark
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.engines import ENGINES
@@ -18,8 +18,8 @@ from hf_domino.formats.exporting import refusals, stored_config
 TEMPLATE = Path(__file__).with_name("drafter.md.jinja")
 PAPERS = Path(__file__).with_name("papers")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# The Hub knows no library of this name, so it shows no snippet for it. No `pipeline_tag`, either: those that say
-# text-generation are offered to pipelines and servers as models of their own.
+# The Hub knows no library of this name, so it shows no snippet for it. Cards set no `pipeline_tag`, because with
+# text-generation the Hub would offer a drafter to pipelines and servers as a model of its own.
 LIBRARY = "hf_domino"
 
 
@@ -33,9 +33,9 @@ def render_card(
     metadata: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
 ) -> str:
-    r"""Write the card of a drafter as Markdown, with sections of training and results as given.
+    r"""Write the card of a drafter as Markdown, with the given sections about training and results.
 
-    `adapter` holds the fields of adapter_config.json where it is the card of an adapter.
+    For the card of an adapter, `adapter` holds the fields of adapter_config.json.
 
     Example:
     ```python
@@ -49,49 +49,60 @@ def render_card(
 
     ```
     """
-    on_hub, extra = is_hub_name(target), dict(metadata or {})
+    on_hub = is_hub_name(target)
+    extra = dict(metadata or {})
     tags = ["speculative-decoding", "draft-model", config.projector_type, *(extra.pop("tags", None) or ())]
     base = None
     if adapter:
-        base = str(adapter["base_model_name_or_path"])
+        base = _shown(str(adapter["base_model_name_or_path"]))
         tags += ["peft", str(getattr(adapter["peft_type"], "value", adapter["peft_type"])).lower()]
-    known = {"base_model": target if on_hub else None, "library_name": LIBRARY} | extra
-    sections = {"training": training, "results": results}
-    method = SAID.get(config.projector_type, Said(config.title))
+    base_model = target if on_hub else None
+    known = {"base_model": base_model, "library_name": LIBRARY} | extra
+    method = METHOD_TEXTS.get(config.projector_type, MethodTexts(config.title))
     card = ModelCard.from_template(
         ModelCardData(**known, tags=tags),
         template_path=str(TEMPLATE),
         config=config,
         method=method,
-        base=base if is_hub_name(base) else base and Path(base).name,
+        base=base,
         title=name.rpartition("/")[2],
         name=name,
-        target=target if on_hub or target is None else Path(target).name,
+        target=_shown(target),
         on_hub=on_hub,
         engines=_engines(config),
         papers=[(PAPERS / f"{paper}.bib").read_text(encoding="utf-8").strip() for paper in method.papers],
-        sections={section: mark(section, text) for section, text in sections.items() if text},
+        sections={
+            section: mark(section, text) for section, text in (("training", training), ("results", results)) if text
+        },
     )
     return f"{card}\n"
 
 
 def is_hub_name(name: str | None) -> bool:
-    """Tell whether this can be the name of a model on the Hub, and is not a folder here."""
+    """Return whether this can be the name of a model on the Hub, and is not a folder here."""
     return name is not None and HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
+def _shown(name: str | None) -> str | None:
+    """Return the name of a model as the card shows it: a name on the Hub, or a folder without its path."""
+    if name is None or is_hub_name(name):
+        return name
+    return Path(name).name
+
+
 def _engines(config: DominoConfig) -> list[str]:
-    """Say in a line for each engine whether it accepts an export of the drafter; none if the method has no export."""
+    """Say in one line for each engine whether it accepts an export of the drafter, if the method has an export."""
     if "export" in config.lacks:
         return []
     try:
         found = refusals(stored_config(config))
-    except ValueError as error:  # no format of theirs can hold it
+    except ValueError as error:  # no format of an engine can hold it
         return [str(error)]
     lines = []
     for name, rules in found.items():
-        plugin = ENGINES[name].plugin_for(config)
-        verdict = f"takes its export with {plugin}" if plugin else "takes its export"
+        verdict = "takes its export"
+        if plugin := ENGINES[name].plugin_for(config):
+            verdict += f" with {plugin}"
         if rules:
             verdict = "does not take it: " + "; ".join(f"{rule.field} must be {rule.expected}" for rule in rules)
         lines.append(f"{ENGINES[name].title} {verdict}.")

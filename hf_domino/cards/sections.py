@@ -1,4 +1,4 @@
-"""Our sections of a card stand between markers. Only they are compared and replaced; all else is the user's.
+"""Read and merge cards: our sections stand between markers, and everything else belongs to the user.
 
 ```md
 <!-- hf_domino:begin results -->
@@ -22,13 +22,15 @@ from hf_domino._common.refusal import refusal
 CARD = "README.md"
 SECTION = re.compile(r"<!-- hf_domino:begin ([\w-]+) -->\n?(.*?)<!-- hf_domino:end \1 -->", re.DOTALL)
 MARKER = re.compile(r"<!-- hf_domino:\w+ [\w-]+ -->")
-MEASURED_BY = "hf-domino bench"  # the data set that results of ours name: they are replaced, others stay
-OURS = ("library_name",)  # another one would have the Hub show a snippet that loads a drafter as a model
+MEASURED_BY = "hf-domino bench"  # the data set that our results name; results with another data set stay
+OURS = ("library_name",)  # with another library, the Hub would show a snippet that loads a drafter as a model
 
 
 def read_text(path: Path) -> str:
-    """Read a card, or another text; empty if there is none."""
-    return path.read_text(encoding="utf-8-sig") if path.is_file() else ""  # editors of Windows leave a mark
+    """Read a card or another text, which is empty if there is no file."""
+    if not path.is_file():
+        return ""
+    return path.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
 
 
 def mark(name: str, text: str) -> str:
@@ -37,7 +39,7 @@ def mark(name: str, text: str) -> str:
 
 
 def read_sections(text: str) -> dict[str, str]:
-    r"""Read our sections of a card, by name, in its order.
+    r"""Read our sections of a card by name, in the order of the card.
 
     Example:
     ```python
@@ -47,7 +49,8 @@ def read_sections(text: str) -> dict[str, str]:
 
     ```
     """
-    markers, sections = MARKER.findall(text), SECTION.findall(text)
+    markers = MARKER.findall(text)
+    sections = SECTION.findall(text)
     if len(markers) != 2 * len(sections) or len(sections) > len(dict(sections)):  # the user's text would be lost
         expected = "a begin and an end of each section, once each"
         raise refusal("the card's markers", expected, " ".join(markers), "Mend them, or delete the card's sections.")
@@ -55,41 +58,52 @@ def read_sections(text: str) -> dict[str, str]:
 
 
 def read_card(text: str) -> ModelCard:
-    """Read a card by `huggingface_hub`, which warns of one without metadata."""
+    """Read a card, and give it empty metadata if it has none, because `huggingface_hub` would warn."""
+    if not text.lstrip().startswith("---"):
+        text = f"---\n{{}}\n---\n{text}"
     try:
-        return ModelCard(text if text.lstrip().startswith("---") else f"---\n{{}}\n---\n{text}")
+        return ModelCard(text)
     except (yaml.YAMLError, ValueError) as error:
-        expected, reason = "YAML between two lines of ---", " ".join(str(error).split())
-        raise refusal("the card's metadata", expected, reason, "Mend it in README.md.") from error
+        reason = " ".join(str(error).split())
+        remedy = "Mend it in README.md."
+        raise refusal("the card's metadata", "YAML between two lines of ---", reason, remedy) from error
 
 
 def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
-    """Merge a new card into the one that is there: the user's text and metadata stay, our sections are replaced."""
-    # New sections are added, and lists of metadata united. `wins` names metadata whose new value replaces the old one.
+    """Merge a new card into the existing one: the user's text and metadata stay, our sections are replaced.
+
+    New sections are added, and lists of metadata are united. `wins` names metadata whose new value replaces the old.
+    """
     existing = existing.replace("\r\n", "\n")
     if not existing.strip():
         return new
-    card, fresh = read_card(existing), read_card(new)
+    card = read_card(existing)
+    fresh = read_card(new)
     old_data: Any = card.data
     new_data: Any = fresh.data
     if new_data.eval_results:
         known = [result for result in old_data.eval_results or () if result.dataset_type != MEASURED_BY]
         old_data.eval_results = [*known, *(result for result in new_data.eval_results if result not in known)]
         old_data.model_name = old_data.model_name or new_data.model_name
-    for key, value in fresh.data.to_dict().items():
+    for key, value in new_data.to_dict().items():
         if key == "model-index":
             continue
-        old = card.data.get(key)
+        old = old_data.get(key)
         if isinstance(value, list) and old:
-            card.data[key] = list(dict.fromkeys([*(old if isinstance(old, list) else [old]), *value]))
+            olds = old if isinstance(old, list) else [old]
+            old_data[key] = list(dict.fromkeys([*olds, *value]))
         elif not old or key in (*OURS, *wins):
-            card.data[key] = value
-    card.text = _merge_sections(card.text, read_sections(fresh.text)) if card.text.strip() else fresh.text
+            old_data[key] = value
+    if card.text.strip():
+        card.text = _merge_sections(card.text, read_sections(fresh.text))
+    else:
+        card.text = fresh.text
     return str(card)
 
 
 def _merge_sections(text: str, sections: dict[str, str]) -> str:
-    known, after = read_sections(text), ""  # a new section stands behind the one before it, the first at the end
+    known = read_sections(text)
+    after = ""  # a new section goes behind the section before it, or to the end if it is the first
     for name, content in sections.items():
         section = mark(name, content)
         if name in known:

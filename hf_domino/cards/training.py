@@ -1,4 +1,4 @@
-"""How a drafter was trained, as a section of its card, from what the trainer recorded."""
+"""Describe how a drafter was trained in a section of its card, from what the trainer recorded."""
 
 from __future__ import annotations
 
@@ -15,33 +15,35 @@ EVALUATION = (
     "walked_acceptance_length", "predicted_speed_up",
 )  # fmt: skip
 MOST_LOG_ROWS = 12
+EVALUATION_NOTE = "On held-out text; walked acceptance lengths are those of real rounds, `base_` is without the head."
 
 
 def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None) -> str:
-    """Write a trainer's record as a section of a card: steps, tokens, hours, facts, the loss log and evaluations."""
+    """Write a section with `facts` and the steps, tokens, hours, losses and evaluations that a trainer recorded."""
     log = [entry for entry in state.log_history if "base_loss" in entry]
-    # The last step is evaluated as one of its interval, and once more as the end.
+    # The last step may be evaluated twice: at the end of its interval, and at the end of the training.
     evaluations = list({entry["step"]: entry for entry in state.log_history if "eval_loss" in entry}.values())
+    hours = log[-1].get("hours") if log else None
     recorded = {
         "steps": state.global_step,
         "tokens read": state.num_input_tokens_seen or None,
-        "hours": log[-1].get("hours") if log else None,
+        "hours": hours,
     } | dict(facts or {})
-    parts = ["## Training", _table(("", ""), [(name, value) for name, value in recorded.items() if value is not None])]
+    known = [(name, value) for name, value in recorded.items() if value is not None]
+    parts = ["## Training", _table(("", ""), known)]
     if log:
         parts += ["The loss log; acceptance lengths in it are teacher-forced.", _columns(log, LOG_COLUMNS)]
     if evaluations:
-        parts += ["On held-out text; walked acceptance lengths are those of real rounds, `base_` is without the head."]
-        parts += [_columns(evaluations, EVALUATION, prefix="eval_")]
+        parts += [EVALUATION_NOTE, _columns(evaluations, EVALUATION, prefix="eval_")]
     return "\n\n".join(parts)
 
 
 def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:
-    """Tabulate at most `MOST_LOG_ROWS` entries, evenly spread, with the columns that any of them has."""
+    """Tabulate at most `MOST_LOG_ROWS` evenly spread entries, with the columns that any of them has."""
     fields = {"step": "step"} if prefix else {}
     fields |= {name: f"{prefix}{name}" for name in wanted if any(f"{prefix}{name}" in entry for entry in entries)}
-    last, count = len(entries) - 1, min(len(entries), MOST_LOG_ROWS)
-    shown = [entries[round(index * last / max(count - 1, 1))] for index in range(count)]
+    count = min(len(entries), MOST_LOG_ROWS)
+    shown = [entries[round(index * (len(entries) - 1) / max(count - 1, 1))] for index in range(count)]
     return _table(list(fields), [[entry.get(field) for field in fields.values()] for entry in shown])
 
 
@@ -53,4 +55,8 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 def _figure(value: Any) -> str:
     if isinstance(value, int) and not isinstance(value, bool):
         return f"{value:,}"
-    return f"{value:.4g}" if isinstance(value, float) else "" if value is None else str(getattr(value, "value", value))
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if value is None:
+        return ""
+    return str(getattr(value, "value", value))

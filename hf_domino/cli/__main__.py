@@ -1,4 +1,4 @@
-"""`python -m hf_domino.cli`, the same as `hf-domino`."""
+"""Let `python -m hf_domino.cli` do the same as `hf-domino`."""
 
 import sys
 

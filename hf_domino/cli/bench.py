@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino bench`; returns 1 where a greedy output differs from plain `generate` in fp32."""
+    """Run `hf-domino bench`, and return 1 if a greedy output differs from plain `generate` in fp32."""
     options.device = options.device or default_device()
     options.drafter = tuple(options.drafter or ())
     asked = BenchOptions(**{option.name: getattr(options, option.name) for option in fields(BenchOptions)})

@@ -1,4 +1,4 @@
-"""`hf-domino chat`: a conversation in the terminal; each round of the answer appears as it is committed."""
+"""`hf-domino chat`: talk to a target in the terminal, and see each round of the answer when it is committed."""
 
 from __future__ import annotations
 
@@ -39,7 +39,9 @@ def run(options: argparse.Namespace) -> None:
     arguments = choice_of(options)
     pair = load_models(options)
     conversation = Conversation(pair, options.system)
-    how = "" if pair.tokenizer.chat_template else f" {pair.name} has no chat template: it goes on with what you write."
+    how = ""
+    if not pair.tokenizer.chat_template:
+        how = f" {pair.name} has no chat template: it goes on with what you write."
     print(f"{pair.name} with {pair.drafter.config.name_or_path}.{how}\n{COMMANDS}\n", file=sys.stderr)
     while (said := _read()) is not None:
         if said == "/new":
@@ -58,18 +60,18 @@ def run(options: argparse.Namespace) -> None:
 
 @dataclass
 class Conversation:
-    """Messages so far, and the target's cache of them.
+    """Hold the messages so far, and the target's cache of them.
 
     Args:
-        pair ([`Pair`]): Who answers.
+        pair ([`Pair`]): The target that answers, with its drafter.
         system (`str`, *optional*): The system message.
-        messages (`list[dict]`, *optional*): What was said; without a chat template, pieces of one text.
+        messages (`list[dict]`, *optional*): The messages so far; without a chat template, pieces of one text.
     """
 
     pair: Pair
     system: str | None = None
     messages: list[dict[str, str]] = field(default_factory=list)
-    _read: torch.Tensor | None = None  # what the cache is of, [1, T]
+    _read: torch.Tensor | None = None  # tokens that the cache holds, [1, T]
     _cache: Any = None
 
     def __post_init__(self) -> None:
@@ -80,13 +82,14 @@ class Conversation:
         self.messages.append({"role": "system", "content": self.system})
 
     def answer(self, said: str, printer: RoundPrinter, arguments: dict[str, Any]) -> None:
-        """Answer what was said; what was written before an interrupt stays part of the conversation."""
+        """Answer a message. After an interrupt, the part that was written stays in the conversation."""
         from hf_domino._common.cache_name import CACHE
         from hf_domino.evaluation.benchmark.prompts import encode
 
         self.messages.append({"role": "user", "content": said})
         inputs = encode(self.pair.tokenizer, [prompt_of(self.pair, self.messages)]).to(self.pair.target.device)
-        ids, cache = inputs["input_ids"], None
+        ids = inputs["input_ids"]
+        cache = None
         if self._read is not None and ids[:, : self._read.shape[1]].equal(self._read):
             cache = self._cache
         self._read = self._cache = None
@@ -95,15 +98,19 @@ class Conversation:
                 **inputs, **arguments, assistant_model=self.pair.drafter, streamer=printer, **{CACHE: cache},
                 return_dict_in_generate=True,
             )  # fmt: skip
-            self._read, self._cache = output.sequences, getattr(output, CACHE)
+            self._read = output.sequences
+            self._cache = getattr(output, CACHE)
         finally:
             self.messages.append({"role": "assistant", "content": printer.text})
 
 
 def _read() -> str | None:
-    """Read what the user says next; None at the end."""
+    """Read the user's next message; return None at the end."""
+    mark = "> " if sys.stdin.isatty() else ""
     try:
-        said = input("> " if sys.stdin.isatty() else "")
+        said = input(mark)
     except (EOFError, KeyboardInterrupt):
         return None
-    return None if said.strip() == "/quit" else said
+    if said.strip() == "/quit":
+        return None
+    return said

@@ -1,6 +1,6 @@
-"""`hf-domino check`: does a drafter fit its target.
+"""`hf-domino check`: find out whether a drafter fits its target.
 
-Exit code 0 if it does, 1 if not, 3 if too little was measured.
+The exit code is 0 if it fits, 1 if it does not, and 3 if too little was measured.
 """
 
 from __future__ import annotations
@@ -36,18 +36,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino check`; returns 1 if the drafter does not fit, 3 if too little was measured."""
+    """Run `hf-domino check`, and return 1 if the drafter does not fit, 3 if too little was measured."""
     from hf_domino.evaluation.check import MAX_NEW_TOKENS, check_fit
     from hf_domino.formats.loading import unread_fields
     from hf_domino.pair import PROMPTS, read_prompts
 
-    # A wrong file is refused before models are loaded.
-    prompts = options.prompts and read_prompts(options.prompts)
+    # A wrong file is an error before models are loaded.
+    prompts = None
+    if options.prompts is not None:
+        prompts = read_prompts(options.prompts)
     pair = load_models(options)
-    if prompts is None and (own := pair.folder / PROMPTS).is_file():
+    own = pair.folder / PROMPTS
+    if prompts is None and own.is_file():
         prompts = read_prompts(own)
-    chosen = prompts and prompts[: options.num_prompts]
-    texts = chosen and [prompt if "messages" in prompt else prompt["text"] for prompt in chosen]
+    texts = None
+    if prompts is not None:
+        chosen = prompts[: options.num_prompts]
+        texts = [prompt if "messages" in prompt else prompt["text"] for prompt in chosen]
     length = options.max_new_tokens or MAX_NEW_TOKENS
     result = check_fit(pair.drafter, pair.target, pair.tokenizer, texts, length, progress=True)
     drafter = options.drafter or pair.drafter.config.name_or_path

@@ -1,4 +1,4 @@
-"""One prompt, generated plainly and with the drafter, and how both are shown; the outputs must be equal."""
+"""Generate from one prompt plainly and with the drafter, and show both; the outputs must be equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 
 class Comparison(NamedTuple):
-    """The same prompt generated twice: new token ids, seconds, and tokens of each round."""
+    """Two outputs for the same prompt: new token ids, seconds, and tokens of each round."""
 
     plain: torch.Tensor
     assisted: torch.Tensor
@@ -29,32 +29,33 @@ class Comparison(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Divide the tokens a second by plain generation's."""
+        """Return the tokens a second, divided by those of plain generation."""
         return len(self.assisted) / self.assisted_seconds / (len(self.plain) / self.plain_seconds)
 
     @property
     def equal(self) -> bool:
-        """Compare both outputs, token for token."""
+        """Return whether both outputs are equal, token for token."""
         return torch.equal(self.plain, self.assisted)
 
 
 def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, console: Console) -> Comparison:
-    """Print the prompt, generate plain and assisted as one reads along, then both again, timed.
+    """Print the prompt, stream the plain and the assisted output, and then time both once more.
 
-    `arguments` are `generate`'s, and `seed` is that of every run; without colours rounds are marked with `|`.
+    Every run gets the same `arguments` of `generate` and the same `seed`. Without colours, a `|` ends each round.
     """
     inputs = encode(pair.tokenizer, [prompt]).to(pair.target.device)
     legend = COLOUR_LEGEND if shows_colour(console) else PLAIN_LEGEND
-    # Copies are the drafter's, too: plain `generate` would take the number for prompt lookup of its own.
+    # Plain `generate` would take this number for its own prompt lookup, which belongs to the drafter here.
     alone = arguments | {"prompt_lookup_num_tokens": None}
     arms = {"plain generate": alone, f"with the drafter: {legend}": arguments | {"assistant_model": pair.drafter}}
     text = prompt.get("text") or "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt["messages"])
     _print_under(console, f"prompt ({pair.name})", text)
-    seconds, outputs = [], []
+    seconds = []
+    outputs = []
     for is_timed in (False, True):
         for title, arm in arms.items():
             streamer = None
-            if not is_timed:  # as it is written, which also warms up
+            if not is_timed:  # streamed, which also warms up
                 _print_under(console, title)
                 streamer = RoundPrinter(pair.tokenizer, console, shows_rounds="assistant_model" in arm)
             torch.manual_seed(seed)
@@ -69,20 +70,24 @@ def _print_under(console: Console, title: str, *text: str) -> None:
 
 
 def show(console: Console, pair: Pair, comparison: Comparison) -> None:
-    """Print the figures, whether outputs are equal, why drafting paused, and what came of it."""
+    """Print the figures, whether the outputs are equal, why drafting paused, and the verdict."""
     console.print(Rule(style="dim"))
-    plain, forwards = len(comparison.plain) / comparison.plain_seconds, len(comparison.acceptance_lengths) + 1
+    plain = len(comparison.plain) / comparison.plain_seconds
+    rounds = len(comparison.acceptance_lengths)
     console.print(
         f"plain: {plain:.0f} tokens/s, {len(comparison.plain)} forwards of the target; with the drafter: "
-        f"{plain * comparison.speed_up:.0f} tokens/s, {forwards} forwards, the prompt's included"
+        f"{plain * comparison.speed_up:.0f} tokens/s, {rounds + 1} forwards, the prompt's included"
     )
     outcome = "identical, token for token" if comparison.equal else "DIFFERENT"
-    rounds, tokens = len(comparison.acceptance_lengths), len(comparison.assisted)
-    device, dtype = pair.target.device, pair.target.dtype
-    computes = f"threads: {torch.get_num_threads()}" if device.type == "cpu" else str(device)
+    tokens = len(comparison.assisted)
+    dtype = pair.target.dtype
+    computes = str(pair.target.device)
+    if pair.target.device.type == "cpu":
+        computes = f"threads: {torch.get_num_threads()}"
     console.print(f"{rounds} rounds; outputs: {outcome} ({tokens} tokens, {SHORT_NAMES[dtype]}, {computes})")
     if pauses := pair.drafter.stats.pauses:
         console.print(f"drafting paused for {pair.drafter.stats.num_paused} tokens: {pauses[0].reason}")
-    # A CPU without units for bfloat16 takes longer in it.
-    way_out = WAY_OUT if dtype == torch.float32 else f"try --dtype float32, {WAY_OUT}"
+    way_out = WAY_OUT
+    if dtype != torch.float32:  # a CPU without units for bfloat16 takes longer in it
+        way_out = f"try --dtype float32, {WAY_OUT}"
     console.print(verdict(comparison.speed_up, "the drafter", way_out=way_out))

@@ -61,10 +61,11 @@ def run(options: argparse.Namespace) -> int:
     set_up(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     if not options.prompts:
-        check_chat_template(tokenizer)  # before its window, which is not what keeps a base model from asking itself
+        check_chat_template(tokenizer)  # before the window: a base model cannot write prompts, whatever its window is
     config = AutoConfig.from_pretrained(options.target)
     settings = replace(settings, max_length=within_window(config, settings.max_length, settings.max_new_tokens))
-    writer, ends, identity = (_from_endpoint if options.endpoint else _from_target)(options, tokenizer)
+    load = _from_endpoint if options.endpoint else _from_target
+    writer, ends, identity = load(options, tokenizer)
     texts = settings, options.prompts, options.exclude
     is_first = shard[0] == 0
     report = write_data(writer, tokenizer, ends, options.output, *texts, identity, shard, is_first)
@@ -84,12 +85,13 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     check_device(device)
-    dtype = dtype_of(options.dtype) if options.dtype else fast_dtype(device)
+    dtype = dtype_of(options.dtype or fast_dtype(device))
     target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
     return TargetWriter(target, CHUNK), ends_of(target.generation_config), identify(target)
 
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
+    """Connect to the server, with the tokens that end the target's texts and its identity."""
     from transformers import GenerationConfig
 
     from hf_domino.data.writers import EndpointWriter, ends_of
@@ -97,7 +99,7 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
 
     try:
         ends = ends_of(GenerationConfig.from_pretrained(options.target))
-    except OSError:  # a target without one
+    except OSError:  # a target without a generation configuration
         ends = (tokenizer.eos_token_id,)
     model = options.endpoint_model or options.target
     writer = EndpointWriter(options.endpoint, model, ends)

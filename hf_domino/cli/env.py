@@ -1,4 +1,4 @@
-"""`hf-domino env`: what a bug report needs: what `transformers env` says, what it leaves out, and nothing private."""
+"""`hf-domino env`: print what a bug report needs: `transformers env`, what it leaves out, and nothing private."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def environment() -> dict[str, Any]:
 
     from hf_domino._common.provenance import provenance
 
-    with redirect_stdout(StringIO()):  # it prints them, too, with lines to fill in
+    with redirect_stdout(StringIO()):  # `env` also prints its facts, with lines to fill in
         theirs = {name: value for name, value in env().items() if value != "<fill in>"}
-    theirs.pop("Accelerate config", None)  # may name machines and paths
+    theirs.pop("Accelerate config", None)  # may hold names of machines and paths
     origin = provenance()
     return {
         **theirs,

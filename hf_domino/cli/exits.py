@@ -1,4 +1,7 @@
 """Exit codes of `hf-domino`."""
 
-FAILED_CHECK, USER_ERROR, UNDECIDED, INTERRUPTED = 1, 2, 3, 130
-BY_SIGNAL = 128  # and the number of the signal that ended a command, as shells have it
+FAILED_CHECK = 1
+USER_ERROR = 2
+UNDECIDED = 3
+INTERRUPTED = 130
+BY_SIGNAL = 128  # plus the number of the signal that ended the command, as in shells

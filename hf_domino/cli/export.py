@@ -1,4 +1,4 @@
-"""`hf-domino export`: a drafter as a folder that SGLang, vLLM and other projects read."""
+"""`hf-domino export`: write a drafter as a folder that SGLang, vLLM and other projects read."""
 
 from __future__ import annotations
 
@@ -43,10 +43,14 @@ def run(options: argparse.Namespace) -> None:
         from hf_domino.target.loading import AutoTarget
 
         target = AutoTarget.from_pretrained(find_target(options.target), dtype="auto")
-    written, config = drafter.export(options.output, target=target, **given), drafter.config
+    config = drafter.config
+    written = drafter.export(options.output, target=target, **given)
     print(f"{written.folder}: {', '.join(written.files)} ({written.format})")
-    known = str(config.target_name) if is_hub_name(config.target_name) else "TARGET"  # of a folder no path is recorded
+    name_of_target = "TARGET"  # stands for a folder, because its path is not recorded
+    if is_hub_name(config.target_name):
+        name_of_target = str(config.target_name)
     for name, reasons in written.refusals.items():
         if not reasons:
             engine = ENGINES[name]
-            print("", engine.command_for(config, str(written.folder), known), f"  {engine.note}", sep="\n")
+            command = engine.command_for(config, str(written.folder), name_of_target)
+            print("", command, f"  {engine.note}", sep="\n")

@@ -1,4 +1,4 @@
-"""`hf-domino find`: which drafters the Hub has for a target, and which of them load."""
+"""`hf-domino find`: list the drafters that the Hub has for a target, and say which of them load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def run(options: argparse.Namespace) -> None:
 
 def _paragraph(drafter: FoundDrafter) -> str:
     facts = [f"{drafter.downloads:,} downloads a month"]
-    facts += [f"changed {drafter.last_modified}"] if drafter.last_modified else []
-    verdict = f"loads ({drafter.format})" if drafter.format else f"does not load: {drafter.refused}"
+    if drafter.last_modified:
+        facts.append(f"changed {drafter.last_modified}")
+    verdict = f"does not load: {drafter.refused}"
+    if drafter.format:
+        verdict = f"loads ({drafter.format})"
     lines = (f"{drafter.name}: {', '.join(facts)}", verdict, *drafter.usage)
     return "\n  ".join(lines)

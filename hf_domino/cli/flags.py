@@ -1,6 +1,6 @@
-"""Flags that several commands share. Like all modules of commands it imports nothing that takes a moment.
+"""Define the flags that several commands share, without a slow import, as in all modules of commands.
 
-What a flag may be is spelled out where its home needs torch; a test compares the two.
+If a module that needs torch defines the allowed values of a flag, they are repeated here, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from hf_domino._common.fields import MOST_SEED
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
-DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # how --dtype is read
+DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # arguments of add_argument for --dtype
 ENGINE_NAMES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
 
 
 def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
-    """Make the reader of a flag that must be in this range; argparse reports what it raises."""
+    """Make a function that reads a flag in this range, and whose errors argparse reports."""
     expected = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
 
     def read(text: str) -> int:
@@ -39,24 +39,34 @@ def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
 
 
 positive_int = whole_number(1)
-thread_count = whole_number(1, 1024)  # torch starts as many
+thread_count = whole_number(1, 1024)  # torch starts as many threads as it is told to
 
 
 def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
-    """Add a target, its drafter, and where and how they compute, for [`load_models`]; measured are several, in fp32."""
-    dtype, dtype_help = ("float32", "") if measures else (None, " (default: bfloat16 on a GPU, else float32)")
-    again, again_help = ("append", "; given again, drafters of any kind are compared") if measures else ("store", "")
+    """Add flags for a target, its drafter, their device and dtype, which [`load_models`] reads.
+
+    A command that `measures` takes several drafters, and computes in fp32 by default.
+    """
+    dtype = None
+    dtype_help = " (default: bfloat16 on a GPU, else float32)"
+    action = "store"
+    drafter_help = ""
+    if measures:
+        dtype = "float32"
+        dtype_help = ""
+        action = "append"
+        drafter_help = "; given again, drafters of any kind are compared"
     add = group.add_argument
     add("--target", help="folder or Hub name of the target (default: the bundled one)")
     beside = "default: NAME-domino beside the target"
-    add("--drafter", action=again, help=f"folder or Hub name of the drafter ({beside}){again_help}")
+    add("--drafter", action=action, help=f"folder or Hub name of the drafter ({beside}){drafter_help}")
     add("--dtype", **DTYPE, default=dtype, help=f"dtype of all models{dtype_help}")
     add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
     add("--threads", type=thread_count, help="CPU threads of torch (default: as torch chooses)")
 
 
 def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
-    """Add how tokens are chosen, for [`choice_of`]; the rest is up to the target's configuration."""
+    """Add flags for how tokens are chosen, which [`choice_of`] reads; the target's configuration decides the rest."""
     group.add_argument("--max-new-tokens", type=positive_int, default=max_new_tokens, help="most tokens of an answer")
     group.add_argument(
         "--temperature",
@@ -71,25 +81,26 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
 
 
 def set_up(threads: int | None = None) -> None:
-    """Set torch's threads, if given, and show progress of downloads, not of reading files."""
+    """Set torch's threads, if given, and show progress bars for downloads but not for reading files."""
     import torch
     import transformers
     from huggingface_hub.utils import enable_progress_bars
 
     if threads is not None:
         torch.set_num_threads(threads)
-    transformers.utils.logging.disable_progress_bar()  # the Hub's, too
+    transformers.utils.logging.disable_progress_bar()  # this also hides those of the Hub
     enable_progress_bars()
 
 
 def load_models(options: argparse.Namespace) -> Pair:
-    """Load what [`add_models`] names, ready to generate."""
+    """Load the models that the flags of [`add_models`] name, ready to generate."""
     from hf_domino.pair import check_device, load_pair
 
     device = options.device or default_device()
     check_device(device)
     set_up(options.threads)
-    dtype = options.dtype or ("float32" if device == "cpu" else "bfloat16")
+    default = "float32" if device == "cpu" else "bfloat16"
+    dtype = options.dtype or default
     print(f"loading {options.target or 'the bundled pair'} in {dtype} on {device}", file=sys.stderr)
     return load_pair(options.target, options.drafter, dtype=dtype_of(dtype), device=device)
 
@@ -102,14 +113,19 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
 
     if options.seed is not None:
         torch.manual_seed(options.seed)
-    arguments = {"max_new_tokens": options.max_new_tokens, "prompt_lookup_num_tokens": options.lookup_tokens}
-    if not options.temperature:
-        return arguments | ({} if options.temperature is None else {"do_sample": False})
-    return arguments | {"do_sample": True, "temperature": options.temperature}
+    arguments: dict[str, Any] = {
+        "max_new_tokens": options.max_new_tokens,
+        "prompt_lookup_num_tokens": options.lookup_tokens,
+    }
+    if options.temperature is not None:
+        arguments["do_sample"] = options.temperature > 0
+    if options.temperature:
+        arguments["temperature"] = options.temperature
+    return arguments
 
 
 def default_device() -> str:
-    """Return the device of a command without `--device`: a GPU where torch can use one."""
+    """Return the device of a command without `--device`, a GPU if torch can use one."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,6 +1,6 @@
-"""`hf-domino generate`: one prompt answered by a target with its drafter; the text on stdout, figures on stderr.
+"""`hf-domino generate`: answer one prompt with a target and its drafter, text on stdout and figures on stderr.
 
-With `--compare` the target answers alone, too, and both texts must be equal.
+With `--compare` the target also answers alone, and both texts must be equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLES = """\
   hf-domino generate --target Qwen/Qwen3-8B --drafter Huang2020/Qwen3-8B-Domino-b16 "Why is the sky blue?"
   git diff | hf-domino generate --target my-target --drafter my-drafter --temperature 0.7 --seed 1 -
 """
-TYPICAL = 5  # prompt of the bundled pair whose speed-up is about the median of all, and whose text does not loop
+TYPICAL = 5  # a prompt of the bundled pair with about the median speed-up, whose text does not loop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,8 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino generate`; returns 1 if the texts that `--compare` compares differ."""
-    prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
+    """Run `hf-domino generate`, and return 1 if the texts that `--compare` compares differ."""
+    prompt = options.prompt
+    if prompt == "-":
+        prompt = sys.stdin.read()
     if prompt == "":
         raise ValueError("PROMPT must be a text, got an empty one.")
     from rich.console import Console
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
     if options.compare:
         options.dtype = options.dtype or "float32"
     pair = load_models(options)
-    asked = _held_out(pair) if prompt is None else prompt_of(pair, [{"role": "user", "content": prompt}])
+    asked = _asked(pair, prompt)
     console = Console(highlight=False, soft_wrap=options.compare)
     if options.compare:
         from hf_domino.cli.comparison import compare, show
@@ -67,7 +69,10 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _held_out(pair: Pair) -> dict[str, Any]:
+def _asked(pair: Pair, prompt: str | None) -> dict[str, Any]:
+    """Turn the text of a user into a prompt; without one, read a held-out prompt from the target's folder."""
+    if prompt is not None:
+        return prompt_of(pair, [{"role": "user", "content": prompt}])
     from hf_domino.pair import PROMPTS, read_prompts
 
     path = pair.folder / PROMPTS
@@ -78,7 +83,7 @@ def _held_out(pair: Pair) -> dict[str, Any]:
 
 
 def prompt_of(pair: Pair, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """Turn messages into a benchmark's prompt: for the target's chat template, if it has one, or as one text."""
+    """Turn messages into a prompt for the target's chat template, or into one text if it has no template."""
     if pair.tokenizer.chat_template is None:
         return {"text": "".join(message["content"] for message in messages)}
     return {"messages": messages}

@@ -1,8 +1,8 @@
-"""The `hf-domino` command: one subcommand per task, each imported only when it is called.
+"""The `hf-domino` command has one subcommand per task, each of which is imported only when it is called.
 
-A subcommand's module holds `EXAMPLES`, `add_arguments(parser)` and `run(options) -> int | None`. It is light: what
-takes a moment to import is imported by `run`, so that help answers at once. Where flags come from heavy modules, there
-is also `add_help(parser)`, which takes the place of `add_arguments` for `--help`.
+A subcommand's module holds `EXAMPLES`, `add_arguments(parser)` and `run(options) -> int | None`. `run` does the slow
+imports, so that help answers at once. If flags come from slow modules, there is also `add_help(parser)`, which replaces
+`add_arguments` for `--help`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ COMMANDS = {
 }
 HELP = {"-h", "--help"}
 Commands = Mapping[str, tuple[str, str]]
-# Warnings of libraries that a user can do nothing about: of torchao's kernels for other machines, of torchao's calls of
-# torch, and of parameters that lie where they were told to.
+# Loggers whose warnings a user can do nothing about: they concern torchao's kernels for other machines, torchao's calls
+# of torch, and parameters that were placed on purpose.
 CHATTER = ("torchao", "torch.utils._pytree", "accelerate.big_modeling")
 
 
@@ -44,14 +44,15 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
 
     Args:
         arguments (`Sequence[str]`, *optional*): Command line without the program's name, defaults to `sys.argv[1:]`.
-        commands (`Mapping`, *optional*): Module and line of help by name; defaults to those of `hf-domino`.
+        commands (`Mapping`, *optional*): Module and line of help of each command; defaults to those of `hf-domino`.
         program (`str`, *optional*): The program's name.
 
     Returns:
-        `int`: 0, or 1 where a check failed (outputs differ, a drafter does not fit), 2 where the input is wrong, 3
-        where it is too little to judge by, 130 on an interrupt, 143 where SIGTERM ended a training early.
+        `int`: 0, or 1 if a check failed (outputs differ, a drafter does not fit), 2 if the input is wrong, 3 if too
+        little was measured to judge, 130 on an interrupt, 143 if SIGTERM ended a training early.
     """
-    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if arguments is None:
+        arguments = sys.argv[1:]
     warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated")  # PEFT's use of Transformers
     for name in CHATTER:
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -85,20 +86,23 @@ def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str 
         )
         if arguments and arguments[0] == name:
             command = importlib.import_module(module)
-            wants_help = bool(HELP & set(arguments))
-            add = getattr(command, "add_help", command.add_arguments) if wants_help else command.add_arguments
+            add = command.add_arguments
+            if HELP & set(arguments):
+                add = getattr(command, "add_help", add)
             add(subparser)
             subparser.add_argument("--traceback", action="store_true", help="show where an error came from")
             subparser.epilog = f"examples:\n{command.EXAMPLES}"
     options, unknown = parser.parse_known_args(arguments)
-    if unknown:  # said with the usage of the command, not of the whole program
+    if unknown:  # the error shows the usage of the command, not of the whole program
         subparsers.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     return options
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Shows defaults that say something, not those of switches, and examples as they are."""
+    """Show defaults except those of switches, and show examples without reformatting them."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         is_silent = action.default is False or action.default in (None, [], argparse.SUPPRESS)
-        return action.help if is_silent else super()._get_help_string(action)
+        if is_silent:
+            return action.help
+        return super()._get_help_string(action)

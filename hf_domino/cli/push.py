@@ -37,10 +37,11 @@ def run(options: argparse.Namespace) -> None:
     from hf_domino.publishing.folder_card import card_for
     from hf_domino.publishing.hub import push
 
-    card = {"target": options.target, "metadata": {"license": options.license} if options.license else {}}
+    metadata = {"license": options.license} if options.license else {}
+    card = {"target": options.target, "metadata": metadata}
     if options.card_only:
-        path, text = options.folder / CARD, card_for(options.folder, **card)
-        path.write_text(text, encoding="utf-8")
+        path = options.folder / CARD
+        path.write_text(card_for(options.folder, **card), encoding="utf-8")
         print(path)
         return
     if options.repo is None:

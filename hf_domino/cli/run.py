@@ -1,4 +1,4 @@
-"""`hf-domino run`: start a program in which the drafter's target drafts, whoever calls `generate`."""
+"""`hf-domino run`: start a program in which every `generate` of the drafter's target uses the drafter."""
 
 from __future__ import annotations
 
@@ -30,22 +30,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run `hf-domino run`: it becomes the command."""
+    """Run `hf-domino run`, which replaces this process with the command."""
     from hf_domino.formats.adapters import drafter_config
     from hf_domino.integration import patch
     from hf_domino.pair import find_drafter
 
     drafter = find_drafter(options.drafter)
-    drafter_config(drafter)  # refuses what is none
+    drafter_config(drafter)  # raises an error if it is no drafter
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     program = shutil.which(next(iter(options.words), ""), path=path)
     if program is None:
         remedy = "It is looked for beside this Python, then on the PATH."
         raise refusal("COMMAND", "a program and its arguments", shlex.join(options.words), remedy)
     startup = Path(patch.__file__).with_name("startup")
+    if Path(drafter).is_dir():
+        drafter = str(Path(drafter).absolute())
+    level = "INFO" if options.log_calls else "WARNING"
     added = {
-        "HF_DOMINO_DRAFTER": str(Path(drafter).absolute()) if Path(drafter).is_dir() else drafter,
-        "HF_DOMINO_LEVEL": "INFO" if options.log_calls else "WARNING",
+        "HF_DOMINO_DRAFTER": drafter,
+        "HF_DOMINO_LEVEL": level,
         "PATH": path,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(startup), os.environ.get("PYTHONPATH")))),
     }

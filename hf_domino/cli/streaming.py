@@ -1,4 +1,4 @@
-"""Text as it is written: each round appears when the target has committed it, in a colour of its own."""
+"""Print text while it is generated: each round appears in its own colour when the target has committed it."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_domino.statistics.stats import DecodingStats
 
-COLOURS = ("cyan", "magenta")  # rounds alternate; both are readable on dark and on light backgrounds
+COLOURS = ("cyan", "magenta")  # rounds alternate between them; both are readable on dark and on light backgrounds
 PREFILL_STYLE = "dim"
 COLOUR_LEGEND = "one colour a round, its last token underlined, the prefill's token dim"
 PLAIN_LEGEND = "| ends a round"
 
 
 def shows_colour(console: Console) -> bool:
-    """Say whether a console shows colours: it is a terminal, and NO_COLOR is not set."""
+    """Return whether a console shows colours: it is a terminal, and NO_COLOR is not set."""
     return console.color_system is not None and not console.no_color
 
 
 def round_of(position: int, lengths: Sequence[int]) -> tuple[int | None, bool]:
-    """Find the round that committed a new token, None for the prefill's, and whether the token ends that round.
+    """Find the round that committed a new token (None for the prefill), and whether the token ends that round.
 
     Example:
     ```python
@@ -39,22 +39,24 @@ def round_of(position: int, lengths: Sequence[int]) -> tuple[int | None, bool]:
     ```
     """
     ends = list(accumulate(lengths))
-    return (bisect_left(ends, position), position in ends) if position else (None, False)
+    if not position:
+        return None, False
+    return bisect_left(ends, position), position in ends
 
 
 class RoundPrinter(BaseStreamer):
-    """A streamer that prints the tokens of one sequence.
+    """Stream the tokens of one sequence to a console.
 
     Args:
-        tokenizer (`PreTrainedTokenizerFast`): The target's.
-        console (`Console`): Where to print.
-        shows_rounds (`bool`): Whether to tell rounds apart, by colours or, where there are none, by `|`.
+        tokenizer (`PreTrainedTokenizerFast`): The target's tokenizer.
+        console (`Console`): The console to print to.
+        shows_rounds (`bool`): Whether to mark rounds by colours, or by `|` if the console has none.
 
     Raises:
         ValueError: If the tokenizer is not a fast one.
     """
 
-    stats: DecodingStats | None = None  # `generate` puts those of its call here before the first token
+    stats: DecodingStats | None = None  # `generate` puts the statistics of its call here before the first token
 
     def __init__(self, tokenizer: Any, console: Console, shows_rounds: bool):
         if not tokenizer.is_fast:
@@ -64,13 +66,14 @@ class RoundPrinter(BaseStreamer):
             )
         self._tokenizer: Tokenizer = tokenizer.backend_tokenizer
         self._pieces = DecodeStream(skip_special_tokens=True)
-        self._console, self._shows_rounds = console, shows_rounds
+        self._console = console
+        self._shows_rounds = shows_rounds
         self._prompt_came = False
         self.tokens: list[int] = []
         self.text = ""
 
     def put(self, value: torch.Tensor) -> None:
-        """Print new tokens; the first call brings the prompt, which is left out.
+        """Print new tokens. The first call brings the prompt, which is not printed.
 
         Args:
             value (`torch.Tensor`): Token ids, `[1, T]` for the prompt and `[1]` afterwards.
@@ -83,17 +86,17 @@ class RoundPrinter(BaseStreamer):
             self._print(self._pieces.step(self._tokenizer, token) or "", *self._round())
 
     def end(self) -> None:
-        """Print what was held back as half a character, and end the line."""
+        """Print a character that was held back because it was incomplete, and end the line."""
         whole = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
         if whole.startswith(self.text) and whole != self.text:
-            self._print(whole[len(self.text) :], self._round()[0], is_last=False)  # marked already
+            self._print(whole[len(self.text) :], self._round()[0], is_last=False)  # the round's end is marked already
         self._console.print()
 
     def _round(self) -> tuple[int | None, bool]:
         lengths = self.stats.rows[0] if self.stats is not None else []
-        # A round that is judged token by token is counted once it is over.
-        known = [*lengths, max(len(self.tokens) - 1 - sum(lengths), 0) + 1]
-        return round_of(len(self.tokens) - 1, known)
+        # A round that is verified token by token is counted once it is over.
+        counted = [*lengths, max(len(self.tokens) - 1 - sum(lengths), 0) + 1]
+        return round_of(len(self.tokens) - 1, counted)
 
     def _print(self, piece: str, number: int | None, is_last: bool) -> None:
         self.text += piece
@@ -102,6 +105,10 @@ class RoundPrinter(BaseStreamer):
             return
         drawn = Text(piece + "|" * is_last)
         if shows_colour(self._console):
-            colour = PREFILL_STYLE if number is None else COLOURS[number % len(COLOURS)]
-            drawn = Text(piece, style=f"{colour} underline" if is_last else colour)
+            style = PREFILL_STYLE
+            if number is not None:
+                style = COLOURS[number % len(COLOURS)]
+            if is_last:
+                style += " underline"
+            drawn = Text(piece, style=style)
         self._console.print(drawn, end="", soft_wrap=True)

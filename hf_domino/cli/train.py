@@ -36,7 +36,7 @@ FROM_TRANSFORMERS = {
     "eval_steps": "Steps between evaluations, with eval_strategy steps.",
     "report_to": "Where the log goes, such as tensorboard; none for nowhere.",
 }
-# Title of a group of flags -> what declares them, which needs no Transformers.
+# Title of a group of flags -> the classes that declare them, none of which needs Transformers.
 OWNERS = {
     "target, drafter and data": (ModelArguments, DataArguments),
     "shape of a new drafter (by default it follows the target)": (DrafterArguments,),
@@ -46,7 +46,7 @@ OTHERS = "Every other field of transformers.TrainingArguments is a flag, too."
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:
-    """List the fields that are ours or most wanted, without loading Transformers."""
+    """List our own fields and the most wanted ones of Transformers, without loading Transformers."""
     _begin(parser)
     for title, owners in OWNERS.items():
         group = parser.add_argument_group(title)
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     _begin(parser)
     for action in HfArgumentParser(_groups(), add_help=False)._actions:
-        action.default = argparse.SUPPRESS  # what is not given is left to the YAML file
+        action.default = argparse.SUPPRESS  # the YAML file decides flags that are not given
         parser._add_action(action)
 
 
@@ -75,7 +75,7 @@ def _begin(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino train`; returns 130 or 143 where Ctrl-C or SIGTERM ended the training early."""
+    """Run `hf-domino train`, and return 130 or 143 if Ctrl-C or SIGTERM ended the training early."""
     from hf_domino.pair import find_drafter, find_target
     from hf_domino.training.run import train
 
@@ -83,24 +83,28 @@ def run(options: argparse.Namespace) -> int:
     if names.target is None:
         raise ValueError("target must be set, as --target or in the YAML file.")
     names.target = find_target(names.target, "target")
-    names.drafter = names.drafter and find_drafter(names.drafter, "drafter")
-    ended_by, before = [signal.SIGTERM], signal.getsignal(signal.SIGINT)
+    if names.drafter:
+        names.drafter = find_drafter(names.drafter, "drafter")
+    ended_by = [signal.SIGTERM]
+    before = signal.getsignal(signal.SIGINT)
 
     def interrupt(*_: Any) -> None:
-        """Save a checkpoint as on SIGTERM; at once end what has none, or is asked twice."""
+        """Save a checkpoint as on SIGTERM, but end at once if there is none to save or on a second Ctrl-C."""
         if signal.SIGINT in ended_by or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             raise KeyboardInterrupt
         print("The training saves a checkpoint and ends; Ctrl-C again ends it at once.", file=sys.stderr)
         ended_by.append(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
 
-    # Several processes would save at different steps, and only a main thread is asked.
+    # Several processes would save at different steps, and only the main thread receives signals.
     listens = args.world_size == 1 and threading.current_thread() is threading.main_thread()
     if listens:
         args.enable_jit_checkpoint = True
         signal.signal(signal.SIGINT, interrupt)
     try:
-        return 0 if train(names, shape, data, args) else BY_SIGNAL + ended_by[-1]
+        if train(names, shape, data, args):
+            return 0
+        return BY_SIGNAL + ended_by[-1]
     finally:
         if listens:
             signal.signal(signal.SIGINT, before)
@@ -110,7 +114,7 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     """Merge the YAML file and the flags into the four groups of arguments.
 
     Args:
-        options (`argparse.Namespace`): With `config`, the YAML file or None, and the flags that were given.
+        options (`argparse.Namespace`): The flags that were given, and `config`, the YAML file or None.
 
     Raises:
         ValueError: If the file is not a mapping of known fields.
@@ -119,7 +123,9 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
 
     parser = HfArgumentParser(_groups(), exit_on_error=False)
     names = {action.dest for action in parser._actions} - {"help"}
-    flags = _yaml_flags(options.config, parser._option_string_actions) if options.config else []
+    flags = []
+    if options.config:
+        flags = _yaml_flags(options.config, parser._option_string_actions)
     given = {name: value for name, value in vars(options).items() if name in names}
     try:
         values = vars(parser.parse_args(flags))
@@ -129,7 +135,7 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
-    """Turn the fields of a YAML file, or of the published recipe, into flags, so that both are converted alike."""
+    """Turn the fields of a YAML file, or of the published recipe, into flags, so that argparse converts both alike."""
     import yaml
 
     path = PAPER if config == PAPER.stem else Path(config)
@@ -141,14 +147,17 @@ def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
         raise ValueError(f"{path} must be YAML: {' '.join(str(error).split())}") from error
     if not isinstance(fields, dict):
         raise ValueError(f"{path} must hold a mapping of fields to values, got {type(fields).__name__}.")
-    if unknown := sorted(name for name in fields if f"--{name}" not in known):
+    unknown = sorted(name for name in fields if f"--{name}" not in known)
+    if unknown:
         raise ValueError(f"{path}: field `{unknown[0]}` is not known. See `hf-domino train --help`.")
     flags = []
     for name, value in fields.items():
         if isinstance(value, list):
             flags += [f"--{name}", *map(str, value)]
+        elif isinstance(value, dict):
+            flags.append(f"--{name}={json.dumps(value)}")
         elif value is not None:
-            flags.append(f"--{name}={json.dumps(value) if isinstance(value, dict) else value}")
+            flags.append(f"--{name}={value}")
     return flags
 
 

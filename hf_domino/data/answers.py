@@ -1,7 +1,8 @@
-"""Answers of the target to chats, every assistant turn one after another, and continuations of plain text, as rows.
+"""Let the target answer chats, one assistant turn after another, and continue plain text.
 
-A row is what the target read and wrote, token by token. Where the template shows earlier turns as they were written, a
-whole chat is one row; a turn that it shows differently once others follow (dropped reasoning) is a row of its own.
+An example holds what the target read and wrote, token by token. If the template shows earlier turns as they were
+written, a whole chat is one example. A turn that the template shows differently once other turns follow, because it
+drops reasoning, becomes an example of its own.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Do, Rows
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer, Written
 
-TOO_LONG, UNENDED, REFUSED = "too long", "unended", "refused by the chat template"
-FIRST_SEED = 500_000  # of a run's answers; below are those of its prompts
-TURN_STRIDE = 10_000_019  # between the turns of a batch of chats
+TOO_LONG = "too long"
+UNENDED = "unended"
+REFUSED = "refused by the chat template"
+FIRST_SEED = 500_000  # answers of a run take seeds from here on, prompts take those below
+TURN_STRIDE = 10_000_019  # distance between the seeds of two turns of a batch of chats
 
 
 def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, settings: WritingSettings, do: Do) -> Rows:
-    """Let the target answer prompts, those of a length side by side, in batches that take the temperatures in turn.
+    """Let the target answer prompts in batches of similar length, which take the temperatures in turn.
 
-    An answer has `number` (of the prompt), `rows`, `messages`, `temperature`, `flaw`: why the chat ends early, and
-    `refusal`: what a chat template says that does not take what the target wrote.
+    An answer has the `number` of its prompt, its `rows` (examples), `messages` and `temperature`. Its `flaw` says why
+    the chat ends early, and `refusal` holds the error of a chat template that rejects what the target wrote.
     """
     lengths = [sum(len(message["content"]) for message in p.messages) + len(p.text) for p in prompts]
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number].messages), lengths[number]))
@@ -66,7 +69,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
 def _read(
     answer: dict[str, Any], prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Mapping[str, Any]
 ) -> list[int] | None:
-    """Give the token ids up to the target's next turn, or None where the template refuses what the target wrote."""
+    """Return the token ids up to the target's next turn, or None if the template rejects what the target wrote."""
     if not prompt.messages:
         return encode_text(prompt.text, tokenizer, goes_on=True)
     answer["messages"] += prompt.turns[turn]
@@ -77,33 +80,36 @@ def _read(
     except ValueError as error:
         if turn == 0:  # the record's own words
             raise
-        answer["flaw"], answer["refusal"] = REFUSED, str(error)
+        answer["flaw"] = REFUSED
+        answer["refusal"] = str(error)
         return None
 
 
 def _add(answer: dict[str, Any], read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> None:
-    """Add what the target wrote behind what it read."""
-    rows = answer["rows"]
-    if not rows or read[: len(rows[-1]["input_ids"])] != rows[-1]["input_ids"]:
-        rows.append({"input_ids": [], "loss_mask": []})
-    row = rows[-1]
-    row["loss_mask"] += [0] * (len(read) - len(row["input_ids"])) + [1] * len(text.ids)
-    row["input_ids"] = read + text.ids
+    """Append what the target wrote to what it read."""
+    examples = answer["rows"]
+    if not examples or read[: len(examples[-1]["input_ids"])] != examples[-1]["input_ids"]:
+        examples.append({"input_ids": [], "loss_mask": []})
+    example = examples[-1]
+    example["loss_mask"] += [0] * (len(read) - len(example["input_ids"])) + [1] * len(text.ids)
+    example["input_ids"] = read + text.ids
     answer["messages"].append(_message(read, text, tokenizer, prompt))
     answer["flaw"] = None if text.ended else UNENDED
 
 
 def _message(read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> Message:
-    """Turn what the target wrote into a message: by the tokenizer's `response_template`, or else all but its end.
+    """Turn what the target wrote into a message, with the tokenizer's `response_template` if it has one.
 
-    Markers of reasoning and channels are special tokens; without them, a chat template takes reasoning for an answer.
+    Otherwise the message holds the whole text without its end token. Special tokens, which mark reasoning and channels,
+    stay in it, because without them a chat template would take the reasoning for an answer.
     """
-    words = tokenizer.decode(text.ids[:-1] if text.ended else text.ids)
+    written = text.ids[:-1] if text.ended else text.ids
+    words = tokenizer.decode(written)
     message: Message = {"role": ASSISTANT, "content": words}
     if prompt.messages and text.ids and getattr(tokenizer, "response_template", None):
         try:
             parsed = tokenizer.parse_response(text.ids, prefix=read, tools=prompt.fields.get("tools"))
-        except ValueError:  # not as the target should write, or cut
+        except ValueError:  # the text is cut, or not in the form of the template
             return message
         message = {"content": "", **parsed, "role": ASSISTANT}
     return message

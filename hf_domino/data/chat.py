@@ -1,9 +1,10 @@
-"""Conversations: messages of the shapes that data sets have, and their token ids with the loss on the assistant's.
+"""Read conversations in the forms that data sets have, and encode them with the loss on the assistant's tokens.
 
-The conversation is rendered turn by turn, and what an assistant turn adds to its generation prompt is the assistant's.
-A chat template with a generation block says itself which part of that it is. A turn that the template renders
-differently once others follow (dropped reasoning) is learned from a row of its own that ends with it, as the target
-would write it. A turn that opens the conversation carries no loss: the target writes none.
+The conversation is rendered turn by turn. Whatever an assistant turn adds to its generation prompt belongs to the
+assistant, unless the chat template has generation blocks, which mark that part themselves. A turn that the template
+renders differently once other turns follow, because it drops reasoning, is learned from an example of its own that ends
+with this turn, as the target would write it. An assistant turn that opens the conversation carries no loss, because the
+target never writes one.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from hf_domino.data.records import at
 
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
 Message = dict[str, Any]
-Row = dict[str, list[int]]  # token ids, and a loss mask: 1 for the assistant's or 0
+Example = dict[str, list[int]]  # token ids, and a loss mask that is 1 on the assistant's tokens and 0 elsewhere
 UNANSWERED = "Let the target write the answer (hf-domino data), or leave the record out."
-UNTOLD: Row = {"input_ids": [], "loss_mask": []}  # stands for a turn that cannot be told from what asks for it
-# Who speaks, in ShareGPT-like records -> as chat templates say it.
+UNALIGNABLE: Example = {"input_ids": [], "loss_mask": []}  # a turn that does not begin with its generation prompt
+# Speakers of ShareGPT-like records -> roles of chat templates.
 ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool",
 }  # fmt: skip
-# What chat templates on the Hub know; the last ones those of Llama 3, GLM-4, OLMo and Granite.
+# Roles that chat templates on the Hub know; the last ones are those of Llama 3, GLM-4, OLMo and Granite.
 SPEAKERS = (
     "assistant", "developer", "system", "tool", "user",
     "function", "ipython", "observation", "environment", "document", "control",
 )  # fmt: skip
 BEFORE_A_QUESTION = ("system", "developer", "assistant")
-OURS = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict")  # arguments that are set here
-BYTE_LEVEL_SPACE = "Ġ"  # as tokens of byte-level tokenizers spell it
-SAID = "`role` and `content`, which must be text (or null beside `tool_calls`)"
+OURS = ("add_generation_prompt", "continue_final_message", "tokenize", "return_dict")  # arguments that this module sets
+BYTE_LEVEL_SPACE = "Ġ"  # how byte-level tokenizers spell a space
+MESSAGE_FIELDS = "`role` and `content`, which must be text (or null beside `tool_calls`)"
 
 
 # --- messages -----------------------------------------------------------------------------------------------------
@@ -43,20 +44,22 @@ SAID = "`role` and `content`, which must be text (or null beside `tool_calls`)"
 
 def field_of(record: Mapping[str, Any], needed: str) -> str:
     """Find the field that a record's text or chat is in."""
-    if name := next((name for name in ("messages", "conversations", "prompt", "text") if name in record), None):
-        return name
+    for name in ("messages", "conversations", "prompt", "text"):
+        if name in record:
+            return name
     raise ValueError(f"needs {needed}, got {', '.join(f'`{name}`' for name in record) or 'none'}.")
 
 
 def read_string(record: Mapping[str, Any], field: str) -> str:
     """Read a field that must be a string."""
-    if not isinstance(value := record.get(field), str):
+    value = record.get(field)
+    if not isinstance(value, str):
         raise ValueError(f"field `{field}` must be a string, got {str(value)[:60]}.")
     return value
 
 
 def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
-    """Read the messages of a record; each gets a `role` and a `content` that is a string.
+    """Read the messages of a record, each with a `role` and a `content` that is a string.
 
     Example:
     ```python
@@ -73,7 +76,7 @@ def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
 
 
 def with_system(messages: list[Message], system: str | None) -> list[Message]:
-    """Put a system turn in front of a chat, unless it has one or `system` is None."""
+    """Put a system turn in front of a chat, unless the chat has one or `system` is None."""
     if system is None or messages[0]["role"] == "system":
         return messages
     return [{"role": "system", "content": system}, *messages]
@@ -88,17 +91,20 @@ def with_own_system(messages: list[Message], system: str | None) -> list[Message
 
 
 def _read_message(given: Any, name: str) -> Message:
-    message = {field: value for field, value in given.items() if value is not None} if isinstance(given, dict) else {}
+    message = {}
+    if isinstance(given, dict):
+        message = {field: value for field, value in given.items() if value is not None}
     speaker = message.get("role")
     roles = dict(zip(SPEAKERS, SPEAKERS, strict=True))
     if "from" in message and speaker is None:
-        speaker, roles = message.pop("from"), ROLES
+        speaker = message.pop("from")
+        roles = ROLES
         message["content"] = message.pop("value", None)
     content = message.get("content")
     if content is None and message.get("tool_calls"):
         content = ""
     if not isinstance(content, str) or not isinstance(speaker, str):
-        raise ValueError(f"{name} must have {SAID}, got {str(given)[:60]}.")
+        raise ValueError(f"{name} must have {MESSAGE_FIELDS}, got {str(given)[:60]}.")
     if speaker not in roles:
         remedy = "Name the speaker so, or give the chat as it is rendered, as `prompt` and `completion`."
         raise refusal(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)
@@ -109,7 +115,7 @@ def _read_message(given: Any, name: str) -> Message:
 
 
 class _Turn(NamedTuple):
-    """A turn to learn: its number, where in the text it begins, and the text up to its end."""
+    """A turn to learn, with its number, the place in the text where it begins, and the text up to its end."""
 
     number: int
     begin: int
@@ -118,11 +124,12 @@ class _Turn(NamedTuple):
 
 def encode_chat(
     messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any], start: int = 0
-) -> list[Row]:
+) -> list[Example]:
     """Render a conversation, and mark the assistant's tokens in the messages from `start` on.
 
-    Rows are one, one more for every turn that the whole renders differently, and `UNTOLD` for every turn that does not
-    begin as the template asks for it. A conversation whose turns carry no weight is one empty row.
+    Most conversations give one example. Every turn that the template renders differently within the whole conversation
+    adds another one, and every turn that does not begin with its generation prompt adds `UNALIGNABLE`. A conversation
+    whose turns carry no weight gives one empty example.
     """
     roles = [message["role"] for message in messages]
     asked = next((number for number, role in enumerate(roles) if role not in BEFORE_A_QUESTION), 1)
@@ -133,7 +140,7 @@ def encode_chat(
             f"field `messages` must hold an assistant message that answers another, got none (one that opens "
             f"the chat does not). {UNANSWERED}"
         )
-    turns, rows = _turns_of(messages, answers, tokenizer, template_kwargs)
+    turns, examples = _turns_of(messages, answers, tokenizer, template_kwargs)
     whole = _render(messages, tokenizer, template_kwargs)
     count = len(messages)
     while turns:
@@ -143,19 +150,20 @@ def encode_chat(
             blocks = _generation_blocks(messages[:count], tokenizer, template_kwargs)
             if blocks is not None:
                 spans = [(max(begin, first), min(end, last)) for begin, end in spans for first, last in blocks]
-            rows.append(_mark(whole, spans, tokenizer))
+            examples.append(_mark(whole, spans, tokenizer))
             turns = [turn for turn in turns if turn not in shown]
         if turns:
-            whole, count = turns[-1].text, turns[-1].number + 1
-    return rows or [dict(UNTOLD)]
+            whole = turns[-1].text
+            count = turns[-1].number + 1
+    return examples or [dict(UNALIGNABLE)]
 
 
 def _turns_of(
     messages: list[Message], answers: list[int], tokenizer: Any, template_kwargs: Mapping[str, Any]
-) -> tuple[list[_Turn], list[Row]]:
-    """Find the turns that are learned, and an `UNTOLD` for each that does not begin as the template asks for it."""
+) -> tuple[list[_Turn], list[Example]]:
+    """Find the turns to learn, and an `UNALIGNABLE` for each turn that does not begin with its generation prompt."""
     turns: list[_Turn] = []
-    untold: list[Row] = []
+    unalignable: list[Example] = []
     for number, message in enumerate(messages):
         with at(f"field `messages[{number}]`"):
             check_names(message, MESSAGE)
@@ -166,11 +174,11 @@ def _turns_of(
         after = _render(messages[: number + 1], tokenizer, template_kwargs)
         if not after.startswith(before):
             if not _has_generation_blocks(tokenizer):
-                untold.append(UNTOLD)
+                unalignable.append(UNALIGNABLE)
                 continue
             before = _render(messages[:number], tokenizer, template_kwargs)  # the blocks say where the turn begins
         turns.append(_Turn(number, len(before), after))
-    return turns, untold
+    return turns, unalignable
 
 
 def encode_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
@@ -183,21 +191,23 @@ def render_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapp
     return _render(messages, tokenizer, template_kwargs, add_generation_prompt=True)
 
 
-def _mark(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Row:
-    """Encode a text, with the loss on the tokens that stand whole in one of the spans."""
+def _mark(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Example:
+    """Encode a text, with the loss on the tokens that lie entirely in one of the spans."""
     if not tokenizer.is_fast:
         raise ValueError(
             "field `messages` needs a fast tokenizer, which tells where its tokens stand in a text, got "
             f"{type(tokenizer).__name__}: save it as a fast one, or use `prompt` and `completion`."
         )
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    ids, mask = encoded["input_ids"], []
+    ids = encoded["input_ids"]
+    mask = []
     for token, (first, last) in zip(tokenizer.convert_ids_to_tokens(ids), encoded["offset_mapping"], strict=True):
-        # A byte-level post-processor may leave spaces in front out of a token's place, and so all of a blank token's.
+        # A byte-level post-processor may leave leading spaces out of a token's offsets, and so all of a blank token.
         spaces = len(token) - len(token.lstrip(BYTE_LEVEL_SPACE))
         is_trimmed = first == last or text[first] != " "
-        begin = first - spaces if is_trimmed and text[first - spaces : first] == " " * spaces else first
-        mask.append(int(any(start <= begin < last <= end for start, end in spans)))
+        if is_trimmed and text[first - spaces : first] == " " * spaces:
+            first -= spaces
+        mask.append(int(any(start <= first < last <= end for start, end in spans)))
     return {"input_ids": ids, "loss_mask": mask}
 
 
@@ -209,7 +219,7 @@ def _has_generation_blocks(tokenizer: Any) -> bool:
 def _generation_blocks(
     messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]
 ) -> list[tuple[int, int]] | None:
-    """Find where in a rendered conversation its generation blocks stand; None for a template without any."""
+    """Find the generation blocks of a rendered conversation; return None for a template without any."""
     if not _has_generation_blocks(tokenizer):
         return None
     arguments = {**tokenizer.special_tokens_map, **template_kwargs}

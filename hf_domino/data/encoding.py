@@ -1,6 +1,6 @@
-"""Records as rows: what kinds of records there are, and where the loss falls in each.
+"""Encode records as training examples: which forms a record may have, and where the loss falls in each.
 
-A row is `{"input_ids": [...], "loss_mask": [...]}`.
+An example is `{"input_ids": [...], "loss_mask": [...]}`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from operator import contains
 from typing import Any
 
 from hf_domino.data.chat import (
+    UNALIGNABLE,
     UNANSWERED,
-    UNTOLD,
-    Row,
+    Example,
     encode_chat,
     field_of,
     read_messages,
@@ -35,18 +35,20 @@ UNLABELLED = -100  # as Transformers marks tokens without loss
 NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `input_ids`"
 
 
-def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[Row]:
-    """Encode one record as rows, uncut; some conversations give more than one."""
+def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[Example]:
+    """Encode one record as uncut examples; some conversations give more than one."""
     if "input_ids" in record:
         check_names(record, IDS)
-        return [_read_ids(record) if has_loss(record) else dict(UNTOLD)]
+        example = _read_ids(record) if has_loss(record) else dict(UNALIGNABLE)
+        return [example]
     if tokenizer is None:
         raise ValueError("needs a tokenizer, got none: pass the target's, or rows of `input_ids`.")
     name = field_of(record, NEEDED)
     is_chat = name in ("messages", "conversations") or isinstance(record[name], list)
-    check_names(record, CHAT if is_chat else TEXT)
+    where = CHAT if is_chat else TEXT
+    check_names(record, where)
     if not has_loss(record):
-        return [dict(UNTOLD)]
+        return [dict(UNALIGNABLE)]
     if name == "text":
         return [_supervised(encode_text(read_string(record, name), tokenizer))]
     if not is_chat:
@@ -58,7 +60,7 @@ def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Ma
         return [_supervised(prompt_ids + completion_ids, start=len(prompt_ids))]
     messages = with_own_system(read_messages(record, name), read_system(record))
     start = 0
-    if name == "prompt":  # the completion of a prompt of messages is messages too, or what the assistant says
+    if name == "prompt":  # after messages, the completion is messages too, or the assistant's text
         start = len(messages)
         if isinstance(record.get("completion"), list):
             messages += read_messages(record, "completion")
@@ -69,17 +71,18 @@ def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Ma
 
 
 def encode_text(text: str, tokenizer: Any, goes_on: bool = False) -> list[int]:
-    """Encode a text as the target reads it, with what its tokenizer adds in front and behind, each of them once.
+    """Encode a text as the target reads it, with the tokens that its tokenizer adds in front and behind, each once.
 
     Args:
         text (`str`): The text, which may begin with the tokenizer's first token, or end with its last one, already.
         tokenizer (`PreTrainedTokenizerBase`): The target's.
-        goes_on (`bool`, *optional*, defaults to `False`): More follows, so nothing is added behind.
+        goes_on (`bool`, *optional*, defaults to `False`): Whether more text follows, so that nothing is added behind.
     """
     some = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
     begin = next((start for start in range(len(whole)) if whole[start : start + len(some)] == some), 0)
-    front, behind = whole[:begin], whole[begin + len(some) :]
+    front = whole[:begin]
+    behind = whole[begin + len(some) :]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if ids[: len(front)] == front:
         front = []
@@ -88,12 +91,12 @@ def encode_text(text: str, tokenizer: Any, goes_on: bool = False) -> list[int]:
     return front + ids + behind
 
 
-def _supervised(ids: list[int], start: int = 0) -> Row:
+def _supervised(ids: list[int], start: int = 0) -> Example:
     return {"input_ids": list(ids), "loss_mask": [int(position >= start) for position in range(len(ids))]}
 
 
-def _read_ids(record: Mapping[str, Any]) -> Row:
-    """Read a row of token ids, with the loss where every field that says where it falls has it."""
+def _read_ids(record: Mapping[str, Any]) -> Example:
+    """Read token ids, with the loss on those tokens on which every mask of the record puts it."""
     ids = record["input_ids"]
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise ValueError(f"field `input_ids` must be a list of token ids, got {str(ids)[:60]}.")
@@ -105,18 +108,25 @@ def _read_ids(record: Mapping[str, Any]) -> Row:
         values = record.get(name)
         if values is None:
             continue
-        blank = UNLABELLED if name == "labels" else 0
-        allowed = [(blank, token if name == "labels" else 1) for token in ids]
+        blank = 0
+        other = "1"
+        marked = [1] * len(ids)
+        if name == "labels":
+            blank = UNLABELLED
+            other = "that of `input_ids`"
+            marked = ids
+        allowed = [(blank, value) for value in marked]
         if not isinstance(values, list) or len(values) != len(ids) or not all(map(contains, allowed, values)):
-            other = "that of `input_ids`" if name == "labels" else "1"
             raise ValueError(f"field `{name}` must be {len(ids)} numbers, {blank} or {other}, got {str(values)[:60]}.")
         loss_mask = [int(before and value != blank) for before, value in zip(loss_mask, values, strict=True)]
     attended = record.get("attention_mask")
     if attended is not None and not all(attended):
-        first, num_read = (attended.index(1), sum(attended)) if any(attended) else (0, 0)
+        num_read = sum(attended)
+        first = attended.index(1) if num_read else 0
         if not all(attended[first : first + num_read]):
             raise ValueError("field `attention_mask` must be 0 on padding alone, in front of the row or behind it.")
-        ids, loss_mask = ids[first : first + num_read], loss_mask[first : first + num_read]
+        ids = ids[first : first + num_read]
+        loss_mask = loss_mask[first : first + num_read]
     return {"input_ids": ids, "loss_mask": loss_mask}
 
 

@@ -1,6 +1,6 @@
-"""Text that is left out of training: loops, and prompts that will be measured on.
+"""Leave text out of training that loops, or that holds prompts of an evaluation.
 
-A run of 13 words that two texts share is no chance (GPT-3, arXiv 2005.14165, appendix C).
+Two texts do not share 13 words in a row by chance (GPT-3, arXiv 2005.14165, appendix C).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 def distinct_ngram_ratio(tokens: Sequence[int]) -> float:
-    """Compute the share of distinct 4-grams in a text: near 0 where it loops, 1.0 without any repetition.
+    """Compute the share of distinct 4-grams in a text, which is near 0 if it loops and 1.0 without any repetition.
 
     Example:
     ```python
@@ -30,7 +30,9 @@ def distinct_ngram_ratio(tokens: Sequence[int]) -> float:
     ```
     """
     grams = [tuple(tokens[start : start + NGRAM]) for start in range(len(tokens) - NGRAM + 1)]
-    return len(set(grams)) / len(grams) if grams else 1.0
+    if not grams:
+        return 1.0
+    return len(set(grams)) / len(grams)
 
 
 def loops(ids: Sequence[int], min_distinct: float) -> bool:

@@ -1,8 +1,8 @@
-"""Names in records that change the loss or the prompt, beside the fields that hold a text or a chat.
+"""Know the names in records that change the loss or the prompt, beside the fields that hold a text or a chat.
 
-`NAMES` is the whole list: where each name is read, and where it is refused. A name that is not in it is taken for a
-note, such as a topic or a source. Where a name is neither read nor refused, something else says the same already: the
-ids of a row hold its system turn, and a chat template is given every message whole.
+`NAMES` is the whole list, which says where each name is read and where it is refused. Any other name is taken for a
+note, such as a topic or a source. Where a name is neither read nor refused, its information is there already: token ids
+include the system turn, and a chat template gets every message whole.
 """
 
 from __future__ import annotations
@@ -13,8 +13,13 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 # What a name may stand beside, or in.
-IDS, CHAT, TEXT, MESSAGE = "`input_ids`", "a chat", "a text", "a message"
-LOSS, PROMPT = "what is learned", "what the target reads"
+IDS = "`input_ids`"
+CHAT = "a chat"
+TEXT = "a text"
+MESSAGE = "a message"
+# What a name may change.
+LOSS = "what is learned"
+PROMPT = "what the target reads"
 
 
 class Name(NamedTuple):
@@ -42,28 +47,28 @@ NAMES = {
     "documents": Name(PROMPT, (), (CHAT,), "Put them into `chat_template_kwargs`, or into a message."),
     **dict.fromkeys(("images", "videos", "audios"), _MEDIA),
 }
-WEIGHTS = tuple(name for name, known in NAMES.items() if known is _WEIGHT)
+WEIGHTS = tuple(name for name, rule in NAMES.items() if rule is _WEIGHT)
 
 
 def check_names(fields: Mapping[str, Any], where: str, changes: tuple[str, ...] = (LOSS, PROMPT)) -> None:
     """Refuse the fields of a record or a message that change the loss or the prompt and are not read there.
 
-    Empty ones say nothing, and neither do `labels` that are no list: those are the class of a text.
+    Empty fields are ignored, and so are `labels` that are not a list, because those hold the class of a text.
     """
-    for name, known in NAMES.items():
+    for name, rule in NAMES.items():
         value = fields.get(name)
         is_class = name == "labels" and not isinstance(value, list)
-        if where not in known.refused or known.changes not in changes or value in (None, "", [], {}) or is_class:
+        if where not in rule.refused or rule.changes not in changes or value in (None, "", [], {}) or is_class:
             continue
-        instead = known.instead or f"It is read beside {' and '.join(known.read)}: write it there, or leave it out."
-        said = f"changes {known.changes}, and is not read in {where}"
+        instead = rule.instead or f"It is read beside {' and '.join(rule.read)}: write it there, or leave it out."
+        said = f"changes {rule.changes}, and is not read in {where}"
         raise ValueError(f"field `{name}` {said}, got {_short(value)}. {instead}")
 
 
 def has_loss(fields: Mapping[str, Any], can_learn: bool = True) -> bool:
-    """Say whether a record or a message is learned: its weights are 1 or true, or 0 or false.
+    """Return whether a record or a message is learned, which its weights say by 1 or true, or by 0 or false.
 
-    What another than the assistant says cannot be learned (`can_learn`), so a weight of 1 there is refused.
+    Only the assistant's messages can be learned (`can_learn`), so a weight of 1 elsewhere is an error.
     """
     learned = True
     for name in WEIGHTS:
@@ -79,7 +84,7 @@ def has_loss(fields: Mapping[str, Any], can_learn: bool = True) -> bool:
 
 
 def read_system(record: Mapping[str, Any]) -> str | None:
-    """Read the system turn that a record names beside its chat; None if there is none."""
+    """Read the system turn that a record names beside its chat; return None if there is none."""
     given = [record[name] for name in ("system", "system_prompt") if record.get(name)]
     if not given:
         return None
@@ -89,14 +94,15 @@ def read_system(record: Mapping[str, Any]) -> str | None:
 
 
 def read_template_fields(record: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the fields that are arguments of the chat template, objects or JSON of them, without empty ones."""
+    """Read the fields that are arguments of the chat template, as objects or JSON, and leave out empty ones."""
     read = {}
-    for name, kind in (("tools", list), ("chat_template_kwargs", dict)):
-        value = record.get(name) or kind()
-        with suppress(json.JSONDecodeError):
-            value = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(value, kind):
-            expected = "a list of objects" if kind is list else "an object"
+    fields = (("tools", list, "a list of objects"), ("chat_template_kwargs", dict, "an object"))
+    for name, expected_type, expected in fields:
+        value = record.get(name) or expected_type()
+        if isinstance(value, str):
+            with suppress(json.JSONDecodeError):
+                value = json.loads(value)
+        if not isinstance(value, expected_type):
             raise ValueError(f"field `{name}` must be {expected}, or JSON of it, got {_short(value)}.")
         if value:
             read[name] = value
@@ -105,8 +111,10 @@ def read_template_fields(record: Mapping[str, Any]) -> dict[str, Any]:
 
 def template_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Turn fields that [`read_template_fields`] read into arguments of the chat template."""
-    tools = {"tools": fields["tools"]} if "tools" in fields else {}
-    return {**fields.get("chat_template_kwargs", {}), **tools}
+    arguments = dict(fields.get("chat_template_kwargs", {}))
+    if "tools" in fields:
+        arguments["tools"] = fields["tools"]
+    return arguments
 
 
 def _short(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Prompts for the target: chats whose assistant turns it writes, and plain text that it continues."""
+"""Read prompts for the target: chats whose assistant turns it writes, and plain text that it continues."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from hf_domino.data.filters import Exclusions, words_of
 from hf_domino.data.names import CHAT, PROMPT, TEXT, check_names, read_system, read_template_fields
 from hf_domino.data.records import at
 
-ASSISTANT, USER, TOOL = "assistant", "user", "tool"
+ASSISTANT = "assistant"
+USER = "user"
+TOOL = "tool"
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A chat that ends with a user's turn, or with an assistant's to be replaced; or a plain text.
+    """A plain text, or a chat that ends with a user's turn or with an assistant's turn to be replaced.
 
-    `fields` are those of its record that are arguments of the chat template, such as `tools`.
+    `fields` holds those fields of its record that are arguments of the chat template, such as `tools`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -34,9 +36,11 @@ class Prompt:
         return self.text or "\n".join(m["content"] for m in self.messages if m["role"] == USER)
 
     @property
-    def flaw(self) -> str | None:
-        """Say why the prompt cannot be answered: a tool's answer does not fit a new call."""
-        return "tool calls" if any(m["role"] == TOOL or m.get("tool_calls") for m in self.messages) else None
+    def drop_reason(self) -> str | None:
+        """Return why the prompt cannot be answered: the answer of a tool would not fit a new call."""
+        if any(m["role"] == TOOL or m.get("tool_calls") for m in self.messages):
+            return "tool calls"
+        return None
 
     @property
     def turns(self) -> list[list[Message]]:
@@ -47,7 +51,9 @@ class Prompt:
                 turns.append([])
             else:
                 turns[-1].append(message)
-        return turns if turns[-1] or not turns[1:] else turns[:-1]
+        if turns[1:] and not turns[-1]:
+            turns.pop()
+        return turns
 
 
 def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system: str | None = None) -> Prompt:
@@ -55,7 +61,8 @@ def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system
     with at(place):
         field = field_of(record, PROMPT_FIELDS)
         if field == "text" or (field == "prompt" and isinstance(record[field], str)):
-            if not (text := read_string(record, field)):
+            text = read_string(record, field)
+            if not text:
                 raise ValueError(f"field `{field}` must not be empty.")
             if plain or field == "text":
                 check_names(record, TEXT, changes=(PROMPT,))
@@ -67,29 +74,31 @@ def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system
         messages = with_own_system(messages, read_system(record))
         if all(message["role"] != USER for message in messages):
             raise ValueError(f"field `{field}` must hold a user's message, got none.")
-        if (last := messages[-1]["role"]) not in (USER, ASSISTANT, TOOL):
+        last = messages[-1]["role"]
+        if last not in (USER, ASSISTANT, TOOL):
             expected = "a user's, or an assistant's that is written anew"
             raise refusal(f"field `{field}`: the last message", expected, last, "Cut the chat before it.")
         return Prompt(tuple(with_system(messages, system)), fields=read_template_fields(record))
 
 
-class Sieve:
-    """Keeps prompts (`kept`) that are new and not excluded, and counts why others fell (`dropped`)."""
+class PromptFilter:
+    """Keep prompts that are new and not excluded in `kept`, and count the reasons for the others in `dropped`."""
 
     def __init__(self, exclusions: Exclusions):
         self.kept: list[Prompt] = []
         self.dropped: Counter[str] = Counter()
-        self._exclusions, self._seen = exclusions, set[tuple[str, ...]]()
+        self._exclusions = exclusions
+        self._seen: set[tuple[str, ...]] = set()
 
-    def add(self, prompt: Prompt, flaw: str | None) -> None:
-        """Keep a prompt, unless it is known to have a flaw, or count why not."""
+    def add(self, prompt: Prompt, drop_reason: str | None) -> None:
+        """Keep a prompt, or count the reason for which it is dropped, which the caller may know already."""
         words = words_of(prompt.words)
-        if flaw is None and self._exclusions.overlap(prompt.words):
-            flaw = "excluded"
-        elif flaw is None and words in self._seen:
-            flaw = "copy"
-        if flaw is not None:
-            self.dropped[flaw] += 1
+        if drop_reason is None and self._exclusions.overlap(prompt.words):
+            drop_reason = "excluded"
+        elif drop_reason is None and words in self._seen:
+            drop_reason = "copy"
+        if drop_reason is not None:
+            self.dropped[drop_reason] += 1
         else:
             self._seen.add(words)
             self.kept.append(prompt)

@@ -1,4 +1,4 @@
-"""Records of files, folders and data sets by name, each with its place for errors."""
+"""Read records from files, folders and named data sets, each with its place for error messages."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from hf_domino._common.refusal import refusal
 from hf_domino.data.names import NAMES
 
 Record = dict[str, Any]
-PlacedRecord = tuple[str, Record]  # where it stands, and the record
+PlacedRecord = tuple[str, Record]  # the place of the record, and the record
 RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
-PARQUET_ROWS = 256  # of wide rows too, a batch stays small
-# Columns that are read of a table; images least of all.
+PARQUET_ROWS = 256  # few enough that a batch of wide rows stays small, too
+# Columns of a table that are read. Images, for one, are not.
 FIELDS = ("input_ids", "messages", "conversations", "prompt", "completion", "text", *NAMES)
 
 
 @dataclass(frozen=True)
 class Source:
-    """Records to read: a name for messages, a digest of all of them, and the records."""
+    """Records to read, with a name for messages and a digest of all records."""
 
     name: str
-    fingerprint: Callable[[], str | None]  # None where what is read is known to this process alone
+    fingerprint: Callable[[], str | None]  # None if only this process knows the records
     records: Callable[[], Iterator[PlacedRecord]]
 
 
 def check_file(path: Path, flag: str) -> None:
-    """Refuse what is no file of records, by the flag that names it."""
+    """Raise an error that names the flag if its path is not a file of records."""
     if not path.is_file():
         found = "it is a folder" if path.is_dir() else "there is none of that name"
         raise ValueError(f"{flag} must be a file of records, got {str(path)!r}: {found}.")
@@ -59,35 +59,40 @@ def from_files(paths: Sequence[str | Path]) -> Source:
 
 
 def from_dataset(name: str, split: str | None = None, streaming: bool = False, field: str = "the data set") -> Source:
-    """Take records from a data set: a folder of files, one that `save_to_disk` wrote, or `name:config` of the Hub.
+    """Take records from a data set: a folder of files, one that `save_to_disk` wrote, or `name:config` on the Hub.
 
-    The split is the only one, or else `train`. Streaming makes no copy of the whole on disk. `field` stands in errors.
+    The split defaults to the only one, or else to `train`. Streaming does not copy the whole data set to disk. Errors
+    name `field`.
     """
     import datasets
 
     folder = Path(name)
     if (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file():
-        with _told(name, field):
+        with _explained(name, field):
             saved = datasets.load_from_disk(name)
         if isinstance(saved, datasets.Dataset):
             return from_table(saved, name)
         chosen = _choose(split, list(saved), name)
         return from_table(saved[chosen], f"{name} ({chosen})")
 
-    path, _, config = (name, "", "") if folder.is_dir() else name.partition(":")
-    with _told(name, field):
+    path = name
+    config = ""
+    if not folder.is_dir():
+        path, _, config = name.partition(":")
+    with _explained(name, field):
         builder = datasets.load_dataset_builder(path, config or None)
         files = {str(key): list(value) for key, value in (builder.config.data_files or {}).items()}
     chosen = _choose(split, list(files or builder.info.splits or ()), name)
 
     def records() -> Iterator[PlacedRecord]:
-        with _told(name, field):
-            # Of a folder that split alone is read: others may have other columns.
-            alone = {chosen: files[chosen]} if folder.is_dir() and chosen in files else None
+        with _explained(name, field):
+            alone = None
+            if folder.is_dir() and chosen in files:  # other splits of a folder may have other columns
+                alone = {chosen: files[chosen]}
             table = datasets.load_dataset(path, config or None, data_files=alone, split=chosen, streaming=streaming)
             yield from from_table(table, f"{name} ({chosen})").records()
 
-    # Names of files on the Hub hold the commit they are of.
+    # The names of files on the Hub hold their commit.
     made_of = f"{name} {chosen} {builder.hash} {files.get(chosen)}"
     return Source(f"{name} ({chosen})", lambda: made_of, records)
 
@@ -97,15 +102,16 @@ def from_table(table: Any, name: str) -> Source:
     is_table = hasattr(table, "column_names")
 
     def records() -> Iterator[PlacedRecord]:
-        known = [column for column in getattr(table, "column_names", None) or () if column in FIELDS]
-        for index, record in enumerate(table.select_columns(known) if known else table):
+        columns = [column for column in getattr(table, "column_names", None) or () if column in FIELDS]
+        chosen = table.select_columns(columns) if columns else table
+        for index, record in enumerate(chosen):
             yield f"{name}[{index}]", _without_nulls(dict(record), name, is_table)
 
     return Source(name, lambda: getattr(table, "_fingerprint", None), records)
 
 
 def read_records(path: Path) -> Iterator[PlacedRecord]:
-    """Yield the records of a `.jsonl`, `.json` or `.parquet` file with their places; empty lines are skipped."""
+    """Yield the records of a `.jsonl`, `.json` or `.parquet` file with their places, and skip empty lines."""
     if path.suffix == ".parquet":
         placed = _parquet(path)
     elif path.suffix == ".json":
@@ -118,7 +124,7 @@ def read_records(path: Path) -> Iterator[PlacedRecord]:
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Put the place of a record in front of errors about it."""
+    """Put the place of a record in front of the errors about it."""
     try:
         yield
     except ValueError as error:
@@ -155,24 +161,28 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _without_nulls(record: Any, place: str, is_table: bool) -> Record:
-    """Drop the fields of a record that are null, and all nulls of a table, which fills them in for missing fields.
+    """Drop the null fields of a record and, for a table, which fills in nulls for missing fields, all nested nulls.
 
-    Elsewhere a null inside a field was written by somebody, such as an argument of a tool call, and stays.
+    Elsewhere somebody wrote the null inside a field, such as an argument of a tool call, so it stays.
     """
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, got {type(record).__name__}.")
-    return _dropped(record) if is_table else {name: value for name, value in record.items() if value is not None}
+    if is_table:
+        return _without_nested_nulls(record)
+    return {name: value for name, value in record.items() if value is not None}
 
 
-def _dropped(value: Any) -> Any:
+def _without_nested_nulls(value: Any) -> Any:
     if isinstance(value, dict):
-        return {name: _dropped(item) for name, item in value.items() if item is not None}
-    is_of_objects = isinstance(value, list) and value and isinstance(value[0], dict)
-    return [_dropped(item) for item in value] if is_of_objects else value
+        return {name: _without_nested_nulls(item) for name, item in value.items() if item is not None}
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+        return [_without_nested_nulls(item) for item in value]
+    return value
 
 
 def _choose(split: str | None, names: Sequence[str], name: str) -> str:
-    chosen = split or (names[0] if len(names) == 1 else "train")
+    default = names[0] if len(names) == 1 else "train"
+    chosen = split or default
     if chosen not in names:
         raise refusal(f"the split of {name}", f"one of {', '.join(names)}", chosen, "Set train_split or eval_split.")
     return chosen
@@ -184,8 +194,8 @@ def _digest(path: Path) -> str:
 
 
 @contextmanager
-def _told(name: str, field: str) -> Iterator[None]:
-    """Say in one line which data set `datasets` cannot load."""
+def _explained(name: str, field: str) -> Iterator[None]:
+    """Raise errors of `datasets` as one line that names the data set."""
     import datasets
 
     try:

@@ -1,9 +1,9 @@
-"""`RowDataset`: rows of token ids to train on, read from files, folders, data sets and lists.
+"""Read training examples into a `RowDataset`, from files, folders, data sets and lists.
 
-A row is `{"input_ids": [...], "loss_mask": [...]}`, five bytes a token in a table of `datasets`. The rows of files lie
-on disk, memory-mapped, and are tokenized once.
+A row is one example, `{"input_ids": [...], "loss_mask": [...]}`, which takes five bytes a token in a table of
+`datasets`. Rows of files are tokenized once and lie on disk, memory-mapped.
 
-Shapes: V tokens of the target, R rows, T tokens of some rows in one line.
+Shapes: V tokens of the target, R rows, T tokens of several rows in one line.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from torch.utils.data import Dataset
 
 from hf_domino._common.notices import notice
 from hf_domino._common.version import __version__
-from hf_domino.data.chat import UNTOLD, Row
+from hf_domino.data.chat import UNALIGNABLE, Example
 from hf_domino.data.encoding import encode_record
 from hf_domino.data.records import Source, at, from_files, from_table
 
 READ_AS = 1  # part of the cache's key: raise it when the same text gives other rows
 ROWS_AT_ONCE = 1024
-# Field of the counts -> why such rows are left out.
+# Field of the counts -> the reason why such rows are left out.
 REASONS = {
     "without_anchor": "without two neighbouring supervised tokens (raise max_length if they were cut, or check where "
     "the loss falls)",
@@ -38,17 +38,19 @@ REASONS = {
 
 @dataclass
 class RowCounts:
-    """How many records were read, and what became of their rows.
+    """Count the records that were read, and what became of their rows.
 
     Args:
         records (`int`, *optional*, defaults to 0): Records that were read.
-        rows (`int`, *optional*, defaults to 0): Rows that are left.
-        tokens (`int`, *optional*, defaults to 0): Their tokens.
-        cut (`int`, *optional*, defaults to 0): Those among them that were cut at the longest length.
-        copies (`int`, *optional*, defaults to 0): Those among them that are equal to an earlier one.
-        without_anchor (`int`, *optional*, defaults to 0): Left out: no two neighbouring supervised tokens.
-        untold (`int`, *optional*, defaults to 0): Left out: assistant turns that begin otherwise than asked for.
-        first_left_out (`str`, *optional*): Where the first row stands that was left out.
+        rows (`int`, *optional*, defaults to 0): Rows that were kept.
+        tokens (`int`, *optional*, defaults to 0): Tokens of the kept rows.
+        cut (`int`, *optional*, defaults to 0): Kept rows that were cut at the longest length.
+        copies (`int`, *optional*, defaults to 0): Kept rows that are equal to an earlier one.
+        without_anchor (`int`, *optional*, defaults to 0): Rows left out because no two neighbouring tokens are
+            supervised.
+        untold (`int`, *optional*, defaults to 0): Rows left out because their assistant turn does not begin as the chat
+            template asks for it.
+        first_left_out (`str`, *optional*): The place of the first row that was left out.
     """
 
     records: int = 0
@@ -62,11 +64,11 @@ class RowCounts:
 
     @property
     def left_out(self) -> int:
-        """Rows that were left out, for whatever reason."""
+        """Number of rows that were left out, for whatever reason."""
         return sum(getattr(self, name) for name in REASONS)
 
     def describe(self) -> str:
-        """What was left out and cut, and why; empty if nothing was.
+        """Describe what was left out or cut, and why; the text is empty if nothing was.
 
         Example:
         ```python
@@ -78,8 +80,10 @@ class RowCounts:
         """
         said = []
         if self.left_out:
-            reasons = [f"{count} {why}" for name, why in REASONS.items() if (count := getattr(self, name))]
-            first = f", the first is {self.first_left_out}" if self.first_left_out else ""
+            reasons = [f"{getattr(self, name)} {why}" for name, why in REASONS.items() if getattr(self, name)]
+            first = ""
+            if self.first_left_out:
+                first = f", the first is {self.first_left_out}"
             total = self.left_out + self.rows
             said.append(f"{self.left_out} of {total} rows are left out{first}: {'; '.join(reasons)}.")
         if self.cut:
@@ -93,12 +97,12 @@ class RowDataset(Dataset):
     """Rows of token ids and loss masks, ready for [`DominoTrainer`].
 
     Args:
-        rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`, of one length; a list or a `datasets.Dataset`.
-            Rows without two supervised neighbours hold no anchor and are left out; how many is said.
-        counts (`RowCounts`, *optional*): What the rows are left of, if they were looked at already.
+        rows (`Sequence[dict]`): A list or a `datasets.Dataset` of rows with `input_ids` and `loss_mask` of one length.
+            Rows without two neighbouring supervised tokens hold no anchor and are left out, which a warning counts.
+        counts (`RowCounts`, *optional*): The counts of rows that were filtered already. By default this filters them.
 
     Attributes:
-        rows (`datasets.Dataset`): The rows, memory-mapped where they were read from files.
+        rows (`datasets.Dataset`): The rows, memory-mapped if they were read from files.
         counts (`RowCounts`): How many rows there are, and how many were left out and why.
 
     Raises:
@@ -116,7 +120,8 @@ class RowDataset(Dataset):
                 counts.first_left_out = f"row {has_anchor.index(False) + 1}"
                 if len(rows):
                     notice(counts.describe())
-        self.rows, self.counts = rows, counts
+        self.rows = rows
+        self.counts = counts
         if not len(rows):
             raise ValueError(
                 f"rows must hold at least one with two neighbouring supervised tokens, got none in {counts.left_out} "
@@ -126,11 +131,11 @@ class RowDataset(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Example:
         return self.rows[index]
 
     def token_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Token ids of some rows in one line `[T]` with the lengths of these rows `[R]`, until all rows were given."""
+        """Yield the token ids of several rows in one line `[T]` with the lengths of these rows `[R]`."""
         for batch in self.rows.with_format("arrow").iter(ROWS_AT_ONCE):
             ids = batch["input_ids"].combine_chunks()
             yield ids.flatten().to_numpy(), ids.value_lengths().to_numpy()
@@ -168,24 +173,29 @@ def load_rows(
         FileNotFoundError: If there is no such file.
     """
     if not isinstance(path, Source):
-        path = from_files([path] if isinstance(path, (str, Path)) else path)
-    counts, template_kwargs = RowCounts(), dict(chat_template_kwargs or {})
+        paths = [path] if isinstance(path, (str, Path)) else path
+        path = from_files(paths)
+    counts = RowCounts()
+    template_kwargs = dict(chat_template_kwargs or {})
     records = itertools.islice(_encoded(path, tokenizer, template_kwargs), max_rows)
-    read = _sifted(records, max_length, vocab_size, counts)
-    if (digest := path.fingerprint()) is None:
+    read = _usable(records, max_length, vocab_size, counts)
+    digest = path.fingerprint()
+    if digest is None:
         rows = _table(list(read))
     else:
         made_of = (path.name, digest, _description(tokenizer), max_length, vocab_size, max_rows, template_kwargs)
         rows, counts = _cached(made_of, read, counts)
-    if len(rows) and (said := counts.describe()):
-        notice(f"{path.name}: {said}")
+    description = counts.describe()
+    if len(rows) and description:
+        notice(f"{path.name}: {description}")
     return RowDataset(rows, counts)
 
 
 def encode_dataset(dataset: Any, name: str, **options: Any) -> Any:
     """Encode a list, a `datasets.Dataset` or a dictionary of them as the lines of a file are encoded.
 
-    Rows that have a `loss_mask` already, or no length, are returned as they are. `options` are those of [`load_rows`].
+    A data set whose rows have a `loss_mask` already, or that has no length, is returned unchanged. `options` are the
+    arguments of [`load_rows`].
     """
     if isinstance(dataset, dict):
         return {key: encode_dataset(value, f"{name}[{key!r}]", **options) for key, value in dataset.items()}
@@ -194,7 +204,7 @@ def encode_dataset(dataset: Any, name: str, **options: Any) -> Any:
     return load_rows(from_table(dataset, name), **options)
 
 
-def _encoded(source: Source, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, list[Row]]]:
+def _encoded(source: Source, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, list[Example]]]:
     """Yield the rows of each record with its place."""
     for place, record in source.records():
         with at(place):
@@ -202,21 +212,23 @@ def _encoded(source: Source, tokenizer: Any, template_kwargs: Mapping[str, Any])
         yield place, rows
 
 
-def _sifted(
-    records: Iterable[tuple[str, list[Row]]], max_length: int, vocab_size: int | None, counts: RowCounts
-) -> Iterator[Row]:
+def _usable(
+    records: Iterable[tuple[str, list[Example]]], max_length: int, vocab_size: int | None, counts: RowCounts
+) -> Iterator[Example]:
     """Yield the rows that can be trained on, cut to length, and count the others."""
     seen: set[int] = set()
     for place, rows in records:
         counts.records += 1
         for row in rows:
-            if vocab_size is not None and (most := max(row["input_ids"], default=0)) >= vocab_size:
+            most = max(row["input_ids"], default=0)
+            if vocab_size is not None and most >= vocab_size:
                 expected = f"token ids must be in [0, {vocab_size - 1}] (the target's vocab_size)"
                 raise ValueError(f"{place}: {expected}, got {most}: use the target's own tokenizer.")
-            ids, mask = row["input_ids"][:max_length], row["loss_mask"][:max_length]
-            if row is UNTOLD or not _has_anchor(mask):
-                counts.untold += row is UNTOLD
-                counts.without_anchor += row is not UNTOLD
+            ids = row["input_ids"][:max_length]
+            mask = row["loss_mask"][:max_length]
+            if row is UNALIGNABLE or not _has_anchor(mask):
+                counts.untold += row is UNALIGNABLE
+                counts.without_anchor += row is not UNALIGNABLE
                 counts.first_left_out = counts.first_left_out or place
                 continue
             digest = hash(tuple(ids))
@@ -229,14 +241,14 @@ def _sifted(
 
 
 def _description(tokenizer: Any) -> str:
-    """Describe all of a tokenizer that decides how it encodes a record."""
+    """Describe everything about a tokenizer that decides how it encodes a record."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    said = repr(tokenizer) if backend is None else backend.to_str()
-    return f"{said} {getattr(tokenizer, 'eos_token_id', None)} {getattr(tokenizer, 'chat_template', None)}"
+    text = repr(tokenizer) if backend is None else backend.to_str()
+    return f"{text} {getattr(tokenizer, 'eos_token_id', None)} {getattr(tokenizer, 'chat_template', None)}"
 
 
 def _has_anchor(loss_mask: Sequence[int]) -> bool:
-    """Say whether two neighbouring tokens are supervised, which a block needs."""
+    """Return whether two neighbouring tokens are supervised, which a block needs."""
     return any(first and second for first, second in itertools.pairwise(loss_mask))
 
 
@@ -246,7 +258,7 @@ def _columns() -> Any:
     return Features({"input_ids": List(Value("int32")), "loss_mask": List(Value("int8"))})
 
 
-def _table(rows: Sequence[Row]) -> Any:
+def _table(rows: Sequence[Example]) -> Any:
     """Put rows into a table in memory."""
     import datasets
 
@@ -254,15 +266,15 @@ def _table(rows: Sequence[Row]) -> Any:
     return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
 
 
-def _cached(made_of: tuple[Any, ...], rows: Iterable[Row], counts: RowCounts) -> tuple[Any, RowCounts]:
-    """Read rows from the cache of `datasets`, memory-mapped; the first process writes them, and others wait for it."""
+def _cached(made_of: tuple[Any, ...], rows: Iterable[Example], counts: RowCounts) -> tuple[Any, RowCounts]:
+    """Read memory-mapped rows from the cache of `datasets`, which the first process writes while the others wait."""
     from datasets import Dataset, Value
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
 
     def generate() -> Iterator[dict[str, Any]]:
         yield from rows
-        # The counts are known when all rows are: a last row, without tokens, keeps them.
+        # The counts are complete only after all rows, so a last row without tokens keeps them.
         yield {"input_ids": [], "loss_mask": [], "counts": json.dumps(asdict(counts))}
 
     columns = _columns()
@@ -271,17 +283,17 @@ def _cached(made_of: tuple[Any, ...], rows: Iterable[Row], counts: RowCounts) ->
     try:
         table = Dataset.from_generator(generate, columns, fingerprint=digest)
     except DatasetGenerationError as error:
-        raise error.__cause__ or error from None  # what is wrong with a record
+        raise error.__cause__ or error from None  # the error about a record
     last = len(table) - 1
     counts = RowCounts(**json.loads(table[last]["counts"]))
     return table.select(range(last)).remove_columns("counts"), counts
 
 
 def count_tokens(rows: Iterable[Mapping[str, Sequence[int]]], vocab_size: int) -> np.ndarray:
-    """How often each token is among those with loss, which is what the target writes: `[V]` int64.
+    """Count how often each token is among those with loss, which the target writes, as `[V]` int64.
 
     Args:
-        rows (`Iterable[Mapping]`): With `input_ids` and `loss_mask`, such as a [`RowDataset`].
+        rows (`Iterable[Mapping]`): Rows with `input_ids` and `loss_mask`, such as a [`RowDataset`].
         vocab_size (`int`): Tokens of the target (V).
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
@@ -292,9 +304,9 @@ def count_tokens(rows: Iterable[Mapping[str, Sequence[int]]], vocab_size: int) -
 
 
 def most_frequent(counts: Any, size: int) -> list[int]:
-    """The tokens with the highest counts, in ascending order; of equally frequent ones the lower ids.
+    """Return the tokens with the highest counts in ascending order; of equally frequent tokens, lower ids win.
 
-    They are worth drafting (FR-Spec, arXiv 2502.14856).
+    These tokens are worth drafting (FR-Spec, arXiv 2502.14856).
 
     Args:
         counts (`np.ndarray` or `Sequence[int]`): How often each token comes, `[V]`.

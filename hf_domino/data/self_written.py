@@ -1,4 +1,4 @@
-"""Prompts that a chat model writes itself: given the opening of a user's turn, it finishes it (arXiv 2406.08464)."""
+"""Let a chat model write prompts: it gets the opening of a user's turn and finishes the turn (arXiv 2406.08464)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import render_prompt, with_system
 from hf_domino.data.filters import Exclusions, loops
-from hf_domino.data.prompts import USER, Prompt, Sieve
+from hf_domino.data.prompts import USER, Prompt, PromptFilter
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Do, Rows
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer
 
 DEFAULT_ROWS = 1024
-LEAST_KEPT = 0.3  # share below which a target needs a beginning to go on from
+LEAST_KEPT = 0.3  # if a smaller share is kept, the target gets the first words of its prompts
 MAX_ROUNDS = 4
-SPARE = 1.1  # of a later round, which is small: rather a few prompts too many than another round
-TOPICS = Path(__file__).with_name("topics.txt")  # beginnings of user turns, of many kinds of request
-SENTINEL = "Sentinel7Question"  # a user's words that no template holds
+SPARE = 1.1  # later rounds are small, so they ask for a few prompts too many rather than need another round
+TOPICS = Path(__file__).with_name("topics.txt")  # first words of many different requests
+SENTINEL = "Sentinel7Question"  # words that no chat template holds
 WAY_OUT = "Pass prompts for it to answer (--prompts FILE)."
 
 
 def check_chat_template(tokenizer: Any) -> None:
-    """Refuse a tokenizer without a chat template."""
+    """Raise an error if the tokenizer has no chat template."""
     if tokenizer.chat_template is None:
         remedy = "Use a chat model, or pass rows with `prompt` for it to continue (--prompts FILE --plain)."
         raise refusal("the target's chat template", "set, to write chats", None, remedy)
@@ -36,7 +36,7 @@ def check_chat_template(tokenizer: Any) -> None:
 def find_user_turn(
     tokenizer: Any, ends: Sequence[int], system: str | None, template_kwargs: Mapping[str, Any]
 ) -> tuple[list[int], tuple[int, ...]]:
-    """Find the token ids of a chat up to the user's first word, and those that end the user's turn."""
+    """Find the token ids of a chat up to the user's first word, and the token ids that end the user's turn."""
     check_chat_template(tokenizer)
     messages = with_system([{"role": USER, "content": SENTINEL}], system)
     text = render_prompt(messages, tokenizer, template_kwargs)
@@ -54,27 +54,32 @@ def find_user_turn(
 
 def write_prompts(
     writer: Writer, tokenizer: Any, ends: Sequence[int], settings: WritingSettings, exclusions: Exclusions, do: Do
-) -> Sieve:
-    """Let the target write prompts in rounds, each as large as the last one's share of kept prompts asks for.
+) -> PromptFilter:
+    """Let the target write prompts in rounds, and keep at most `settings.rows` of them.
 
-    The prompts that are kept are `settings.rows` or fewer.
+    The share of prompts that one round kept decides how many prompts the next round asks for.
     """
     opening, turn_ends = find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
     sampling = Sampling(settings.max_prompt_tokens, settings.prompt_temperature, settings.prompt_top_p, turn_ends)
-    wanted, size = settings.rows or DEFAULT_ROWS, settings.batch_size
-    sieve, num_units, share, beginnings = Sieve(exclusions), 0, 1.0, [""]
+    wanted = settings.rows or DEFAULT_ROWS
+    size = settings.batch_size
+    filtered = PromptFilter(exclusions)
+    num_units = 0
+    share = 1.0
+    beginnings = [""]
 
     for number in range(1, MAX_ROUNDS + 1):
-        missing = wanted - len(sieve.kept)
+        missing = wanted - len(filtered.kept)
         if missing <= 0:
             break
         if share < LEAST_KEPT and len(beginnings) == 1:
             beginnings = TOPICS.read_text(encoding="utf-8").splitlines()
             notice(
-                f"Only {share:.0%} of the prompts that the target wrote are kept ({_reasons(sieve.dropped)}): "
+                f"Only {share:.0%} of the prompts that the target wrote are kept ({_reasons(filtered.dropped)}): "
                 "for the others it is given the first words."
             )
-        asked = math.ceil(missing / max(share, LEAST_KEPT) * (1 if number == 1 else SPARE))
+        spare = 1 if number == 1 else SPARE
+        asked = math.ceil(missing / max(share, LEAST_KEPT) * spare)
 
         def make(unit: int, first=num_units, asked=asked, beginnings=beginnings) -> Rows:
             places = range((first + unit) * size, first * size + min((unit + 1) * size, asked))
@@ -84,33 +89,38 @@ def write_prompts(
             written = writer.write([opening + ids for ids in begun], sampling, seed)
             return [{"ids": ids + text.ids, "ended": text.ended} for ids, text in zip(begun, written, strict=True)]
 
-        count, before = math.ceil(asked / size), len(sieve.kept)
-        for row in do(f"prompts-{number}", count, make):
-            _sift(row, sieve, tokenizer, settings)
-        share = (len(sieve.kept) - before) / asked
+        count = math.ceil(asked / size)
+        before = len(filtered.kept)
+        for written in do(f"prompts-{number}", count, make):
+            _add(written, filtered, tokenizer, settings)
+        share = (len(filtered.kept) - before) / asked
         num_units += count
 
-    if len(sieve.kept) < wanted:
-        notice(f"Only {len(sieve.kept)} of {wanted} prompts after {MAX_ROUNDS} rounds: {_reasons(sieve.dropped)}.")
-    if surplus := len(sieve.kept[wanted:]):
-        sieve.dropped["surplus"] = surplus
-        del sieve.kept[wanted:]
-    return sieve
+    if len(filtered.kept) < wanted:
+        reasons = _reasons(filtered.dropped)
+        notice(f"Only {len(filtered.kept)} of {wanted} prompts after {MAX_ROUNDS} rounds: {reasons}.")
+    if surplus := len(filtered.kept[wanted:]):
+        filtered.dropped["surplus"] = surplus
+        del filtered.kept[wanted:]
+    return filtered
 
 
-def _sift(row: Mapping[str, Any], sieve: Sieve, tokenizer: Any, settings: WritingSettings) -> None:
-    """Keep a prompt that was written, or count why not."""
-    ids, flaw = row["ids"][: -1 if row["ended"] else None], None
+def _add(written: Mapping[str, Any], filtered: PromptFilter, tokenizer: Any, settings: WritingSettings) -> None:
+    """Keep a prompt that the target wrote, or count the reason for which it is dropped."""
+    ids = written["ids"]
+    if written["ended"]:
+        ids = ids[:-1]
     text = tokenizer.decode(ids, skip_special_tokens=True).strip()
-    if not row["ended"]:
-        flaw = "unended"
+    drop_reason = None
+    if not written["ended"]:
+        drop_reason = "unended"
     elif not any(character.isalnum() for character in text):
-        flaw = "empty"
+        drop_reason = "empty"
     elif set(tokenizer.all_special_ids).intersection(ids):
-        flaw = "special tokens"
+        drop_reason = "special tokens"
     elif loops(ids, settings.min_distinct):
-        flaw = "loops"
-    sieve.add(Prompt(tuple(with_system([{"role": USER, "content": text}], settings.system))), flaw)
+        drop_reason = "loops"
+    filtered.add(Prompt(tuple(with_system([{"role": USER, "content": text}], settings.system))), drop_reason)
 
 
 def _reasons(dropped: Counter[str]) -> str:

@@ -1,4 +1,4 @@
-"""Settings of `hf-domino data`: how text is written."""
+"""Define the settings of `hf-domino data`, which say how text is written."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.options import describe, option
 from hf_domino._common.refusal import refusal
 
-# What only says which of the written rows go where: it may change from call to call.
+# Settings that only sort the written rows into files, so they may change from call to call.
 OF_THE_RESULT = ("eval_rows", "keep_unended")
 COUNTS = ("max_new_tokens", "max_prompt_tokens", "batch_size")
 

@@ -1,8 +1,8 @@
-"""Units of work: seeded pieces, each with a file of its own, which any process may do, in any order, at any time.
+"""Split work into seeded units with a file each, which any process may do, in any order, at any time.
 
-A unit's file is written whole or not at all, and holds the same rows whoever writes it. So a run may be interrupted
-anywhere and go on with another number of processes, and no process waits for another: one that has done its share
-does what is missing of the others'.
+A unit's file is written atomically, and holds the same results whichever process writes it. So a run may be interrupted
+anywhere and resumed with another number of processes. No process waits for another: one that has finished its share
+continues with the missing units of the others.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from tqdm.auto import tqdm
 from hf_domino._common.whole_files import write_whole
 
 Rows = list[dict[str, Any]]
-Make = Callable[[int], Rows]  # rows of a unit by its number
+Make = Callable[[int], Rows]  # makes the results of the unit with this number
 Do = Callable[[str, int, Make], Rows]  # `do_units` in one folder
 
 
 def do_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, count: int, make: Make) -> Rows:
-    """Make the missing units of a stage, those of this process first, and return the rows of all."""
+    """Make the missing units of a stage, beginning with those of this process, and return the results of all units."""
     paths = [folder / f"{name}-{index:06d}.json" for index in range(count)]
     own = range(shard[0], count, shard[1])
     others = (index for index in reversed(range(count)) if index not in own)

@@ -1,7 +1,7 @@
-"""Writers: the target in this process or on a server with OpenAI's completions API, continuing prompts under one seed.
+"""Let the target continue prompts, in this process or on a server with OpenAI's completions API.
 
-A server is vLLM or SGLang, which serve a large target faster. Prompts go there as token ids, so the chat template is
-applied here. Both servers return token ids on request.
+The server is vLLM or SGLang, which run a large target faster. Prompts go there as token ids, so the chat template is
+applied here, and both servers return token ids on request.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from transformers import PreTrainedModel
 from hf_domino._common.cache_name import CACHE
 from hf_domino.target.view import input_device
 
-# Truncation that a target's generation configuration may ask for, switched off.
+# These values switch off any truncation that a target's generation configuration asks for.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
-UNTRUNCATED_THERE = {"top_k": -1, "min_p": 0.0}  # as a server takes it
-# What a target's generation configuration may count from where a call of `generate` began.
+UNTRUNCATED_THERE = {"top_k": -1, "min_p": 0.0}  # the same for a server
+# Options of a generation configuration that count from where the call of `generate` began.
 FROM_THE_START = ("min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens", "max_time")
-CHUNK = 32  # tokens between looks at which rows have ended: each costs about one step
-SEED_STRIDE = 1_000_003  # between runs, so that their batches do not share seeds
+CHUNK = 32  # tokens between two checks for finished sequences; a check costs about one decode step
+SEED_STRIDE = 1_000_003  # distance between the seeds of two runs, so that their batches do not share seeds
 MAX_RETRIES = 5
-KEY = "OPENAI_API_KEY"  # of the environment
+KEY = "OPENAI_API_KEY"  # variable of the environment
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a text is written; without a nucleus by the target's own distribution, and up to the target's own ends."""
+    """How a text is sampled; by default from the target's own distribution, up to the target's own end tokens."""
 
     max_new_tokens: int
     temperature: float  # 0 is greedy
@@ -43,46 +43,49 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Written:
-    """A text as token ids, with the token that ends it where there is one."""
+    """A text as token ids, with the token that ends it if it has ended."""
 
     ids: list[int]
     ended: bool
 
 
 class TargetWriter:
-    """The target in this process.
+    """Let a target in this process continue prompts.
 
     Args:
-        target (`PreTrainedModel`): In evaluation mode.
-        chunk (`int`, *optional*): Tokens after which rows that have ended leave the batch, so that a few long texts do
-            not hold up all others. By default they stay. It is part of what a seed stands for.
+        target (`PreTrainedModel`): The target in evaluation mode.
+        chunk (`int`, *optional*): Number of tokens after which finished sequences leave the batch, so that a few long
+            texts do not hold up all others. By default they stay. The same seed gives other texts with another chunk.
     """
 
     def __init__(self, target: PreTrainedModel, chunk: int | None = None):
         config = target.generation_config
         starts_count = any(getattr(config, name, None) for name in FROM_THE_START)
-        self.target, self.chunk = target, None if starts_count else chunk
+        self.target = target
+        self.chunk = None if starts_count else chunk
 
     def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written]:
         """Continue a batch of prompts.
 
         Args:
             prompts (`list[list[int]]`): Token ids, none empty.
-            sampling (`Sampling`): How; without a nucleus by the target's own distribution, whatever truncation its
-                generation configuration asks for.
-            seed (`int`): Of the sampling; torch's own random state is left as it was.
+            sampling (`Sampling`): How to sample. Truncation that the target's generation configuration asks for is
+                ignored.
+            seed (`int`): Random seed for sampling. torch's own random state stays as it is.
 
         Returns:
-            `list[Written]`: Per prompt what follows it.
+            `list[Written]`: For each prompt the text that follows it.
         """
         device = input_device(self.target)
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        devices = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
             return self._continue([torch.tensor(prompt, device=device) for prompt in prompts], sampling)
 
     def _continue(self, prompts: list[torch.Tensor], sampling: Sampling) -> list[Written]:
         config = self.target.generation_config
-        ends, pad_token_id = sampling.ends or ends_of(config), config.pad_token_id or 0
+        ends = sampling.ends or ends_of(config)
+        pad_token_id = config.pad_token_id or 0
         texts: list[list[int]] = [[] for _ in prompts]
         masks = [torch.ones_like(prompt) for prompt in prompts]
         inputs: dict[str, Any] = {
@@ -92,12 +95,13 @@ class TargetWriter:
         arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0, "pad_token_id": pad_token_id}
         if sampling.temperature > 0:
             arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
-            if getattr(config, "min_p", None) is not None:  # in place of another: it costs a pass over the vocabulary
+            if getattr(config, "min_p", None) is not None:  # only then, because it costs a pass over the logits
                 arguments["min_p"] = 0.0
         if sampling.ends:
             arguments["eos_token_id"] = list(sampling.ends)
-        rows, left = list(range(len(prompts))), sampling.max_new_tokens
-        while rows and left:
+        sequences = list(range(len(prompts)))
+        left = sampling.max_new_tokens
+        while sequences and left:
             output = self.target.generate(
                 **inputs,
                 max_new_tokens=min(self.chunk or left, left),
@@ -105,9 +109,9 @@ class TargetWriter:
                 **arguments,
             )
             new = output.sequences[:, inputs["input_ids"].shape[1] :]
-            for row, ids in zip(rows, new.tolist(), strict=True):
-                texts[row] += ids
-            stay = [place for place, row in enumerate(rows) if not set(ends).intersection(texts[row])]
+            for sequence, ids in zip(sequences, new.tolist(), strict=True):
+                texts[sequence] += ids
+            stay = [place for place, sequence in enumerate(sequences) if not set(ends).intersection(texts[sequence])]
             left -= new.shape[1]
             if left and stay:
                 index = torch.tensor(stay, device=new.device)
@@ -115,28 +119,32 @@ class TargetWriter:
                 cache.batch_select_indices(index)
                 mask = torch.nn.functional.pad(inputs["attention_mask"][index], (0, new.shape[1]), value=1)
                 inputs = {"input_ids": output.sequences[index], "attention_mask": mask, CACHE: cache}
-            rows = [rows[place] for place in stay]
+            sequences = [sequences[place] for place in stay]
         return [cut_at_end(ids, ends) for ids in texts]
 
 
 def ends_of(generation_config: Any) -> tuple[int, ...]:
-    """Return the token ids that end a text, as a generation configuration names them; possibly none."""
+    """Return the token ids that end a text according to a generation configuration, which may name none."""
     ends = generation_config.eos_token_id
-    return () if ends is None else tuple(ends) if isinstance(ends, (list, tuple)) else (ends,)
+    if ends is None:
+        return ()
+    if isinstance(ends, (list, tuple)):
+        return tuple(ends)
+    return (ends,)
 
 
 def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:
-    """Cut a text behind its first end."""
+    """Cut a text behind its first end token."""
     length = next((index + 1 for index, token in enumerate(ids) if token in ends), None)
     return Written(ids[:length], length is not None)
 
 
 class EndpointWriter:
-    """The target on a server.
+    """Let a target on a server continue prompts.
 
     Args:
         url (`str`): Address of the API, such as `http://localhost:8000/v1`.
-        model (`str`): The name it serves the target under.
+        model (`str`): The name under which the server offers the target.
         ends (`Sequence[int]`): Token ids that end a text of the target.
 
     Raises:
@@ -148,31 +156,33 @@ class EndpointWriter:
             from openai import OpenAI
         except ImportError as error:
             raise ValueError("an endpoint needs the package openai: pip install openai.") from error
-        key = os.environ.get(KEY, "none")  # most servers of one's own ask for none, the client does
+        key = os.environ.get(KEY, "none")  # the client needs one, even if the server does not
         self.client = OpenAI(base_url=url, api_key=key, max_retries=MAX_RETRIES)
-        self.url, self.model, self.ends = url, model, tuple(ends)
+        self.url = url
+        self.model = model
+        self.ends = tuple(ends)
 
     def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written]:
         """Continue a batch of prompts, all at once, as [`TargetWriter`] does.
 
         Args:
             prompts (`list[list[int]]`): Token ids, none empty.
-            sampling (`Sampling`): How.
-            seed (`int`): Of the sampling. Equal prompts are continued differently.
+            sampling (`Sampling`): How to sample.
+            seed (`int`): Random seed for sampling. Equal prompts are continued differently.
 
         Returns:
-            `list[Written]`: Per prompt what follows it.
+            `list[Written]`: For each prompt the text that follows it.
 
         Raises:
             ConnectionError: If the server does not answer, refuses a request, or returns no token ids.
         """
         from openai import OpenAIError
 
-        seeds = [zlib.crc32(f"{seed} {row}".encode()) for row in range(len(prompts))]
+        seeds = [zlib.crc32(f"{seed} {index}".encode()) for index in range(len(prompts))]
         with ThreadPoolExecutor(len(prompts)) as pool:
             try:
                 return list(pool.map(lambda prompt, own: self._write_one(prompt, sampling, own), prompts, seeds))
-            except (OpenAIError, AttributeError) as error:  # the second where a choice has no token ids
+            except (OpenAIError, AttributeError) as error:  # the second if a choice has no token ids
                 hint = "Check --endpoint and --endpoint-model, and that the server is vLLM's or SGLang's."
                 raise ConnectionError(f"the endpoint {self.url} with model {self.model!r}: {error} {hint}") from error
 
@@ -188,8 +198,9 @@ class EndpointWriter:
             extra_body={**UNTRUNCATED_THERE, "return_token_ids": True, "stop_token_ids": list(ends)},
         )
         choice: Any = completion.choices[0]
-        ids, ended = list(choice.token_ids), choice.finish_reason == "stop"  # the first is beyond OpenAI's own fields
-        if ended and ends and (not ids or ids[-1] not in ends):  # servers leave it out of what they return
+        ids = list(choice.token_ids)  # a field that OpenAI's own API does not have
+        ended = choice.finish_reason == "stop"
+        if ended and ends and (not ids or ids[-1] not in ends):  # servers do not return the end token
             ids.append(ends[0])
         return Written(ids, ended)
 

@@ -1,4 +1,4 @@
-"""Training text in a target's own words, from prompts or from none: a file to train on, one to evaluate on."""
+"""Let a target write a file to train on and one to evaluate on, from given prompts or from its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, write_answers
 from hf_domino.data.filters import Exclusions, loops
-from hf_domino.data.prompts import Prompt, Sieve, prompt_of
+from hf_domino.data.prompts import Prompt, PromptFilter, prompt_of
 from hf_domino.data.records import Source, from_files
 from hf_domino.data.self_written import check_chat_template, find_user_turn, write_prompts
 from hf_domino.data.settings import WritingSettings
@@ -27,9 +27,12 @@ from hf_domino.data.units import Rows, do_units
 from hf_domino.data.writers import Writer
 from hf_domino.target.identity import TargetIdentity, check_same
 
-SETTINGS, UNITS = "settings.json", "units"
-TRAIN, EVALUATION, REPORT = "train.jsonl", "evaluation.jsonl", "report.json"
-LEAST_KEPT = 0.3  # share of the answers below which it is said that most are lost
+SETTINGS = "settings.json"
+UNITS = "units"
+TRAIN = "train.jsonl"
+EVALUATION = "evaluation.jsonl"
+REPORT = "report.json"
+LEAST_KEPT = 0.3  # if a smaller share of the answers is kept, a warning says so
 START_AGAIN = "Choose another folder, or delete this one."
 
 
@@ -45,69 +48,72 @@ def write_data(
     shard: tuple[int, int] = (0, 1),
     progress: bool = True,
 ) -> dict[str, Any]:
-    """Let a target write training text, and answer prompts or what it asks itself.
+    """Let a target write training text: answers to given prompts, or to prompts that it writes itself.
 
-    A call goes on where earlier ones stopped, with any number of processes, and ends with the same rows.
+    A call resumes where earlier calls stopped, with any number of processes, and ends with the same rows.
 
     Args:
         writer (`Writer`): The target, as a [`TargetWriter`] or an [`EndpointWriter`].
-        tokenizer (`PreTrainedTokenizerBase`): The target's.
+        tokenizer (`PreTrainedTokenizerBase`): The target's tokenizer.
         ends (`Sequence[int]`): Token ids that end a text of the target.
         output (`str` or `Path`): Folder for `train.jsonl`, `evaluation.jsonl`, `report.json`, the settings, and the
             batches in `units`.
-        settings (`WritingSettings`, *optional*): How; defaults to `WritingSettings()`.
+        settings (`WritingSettings`, *optional*): How text is written; defaults to `WritingSettings()`.
         prompts (`Sequence[Path]`, *optional*): Files of records with `messages`, `conversations`, `prompt` or `text`.
-            With none, a chat model writes its own.
-        exclude (`Sequence[Path]`, *optional*): Files of prompts that will be measured on, to be kept out.
-        identity (`TargetIdentity`, *optional*): Who the target is, to be recorded.
+            Without any, a chat model writes its own prompts.
+        exclude (`Sequence[Path]`, *optional*): Files of prompts for measurements, which are kept out of the text.
+        identity (`TargetIdentity`, *optional*): The identity of the target, which is recorded.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
-        progress (`bool`, *optional*, defaults to `True`): Show progress bars.
+        progress (`bool`, *optional*, defaults to `True`): Whether to show progress bars.
 
     Returns:
-        `dict`: The report, as in `report.json`.
+        `dict`: The report that `report.json` holds.
 
     Raises:
         ValueError: If the folder was begun with another target or other settings, a file is not as described, or the
             target cannot write prompts and there are none.
     """
-    settings, output = settings or WritingSettings(), Path(output)
-    given, excluded = from_files(prompts), from_files(exclude)
+    settings = settings or WritingSettings()
+    output = Path(output)
+    given = from_files(prompts)
+    excluded = from_files(exclude)
     exclusions = Exclusions(prompt_of(record, place).words for place, record in excluded.records())
-    # Before the folder is theirs.
+    # Errors about prompts and the chat template come before anything is written.
     if prompts:
-        sieve = _sift(given, tokenizer, exclusions, settings)
+        filtered = _filter(given, tokenizer, exclusions, settings)
     else:
         find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
     template = hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest()[:16]
-    record = {"chat template": template, "target": identity.to_dict() if identity else None}
+    target = identity.to_dict() if identity else None
+    record = {"chat template": template, "target": target}
     record |= {"prompts": given.fingerprint(), "exclude": excluded.fingerprint()}
     _begin(output, settings.of_the_text() | record)
 
     do = partial(do_units, output / UNITS, shard, progress)
     if not prompts:
-        sieve = write_prompts(writer, tokenizer, ends, settings, exclusions, do)
-    if not sieve.kept:
-        raise ValueError(f"no prompt is left to answer: {dict(sieve.dropped)}.")
-    answers = write_answers(sieve.kept, writer, tokenizer, settings, do)
-    return _write_result(output, sieve, answers, settings)
+        filtered = write_prompts(writer, tokenizer, ends, settings, exclusions, do)
+    if not filtered.kept:
+        raise ValueError(f"no prompt is left to answer: {dict(filtered.dropped)}.")
+    answers = write_answers(filtered.kept, writer, tokenizer, settings, do)
+    return _write_result(output, filtered, answers, settings)
 
 
-def _sift(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> Sieve:
-    """Choose which of the given prompts are answered."""
-    sieve = Sieve(exclusions)
+def _filter(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> PromptFilter:
+    """Choose the given prompts that the target answers."""
+    filtered = PromptFilter(exclusions)
     for place, record in given.records():
         prompt = prompt_of(record, place, settings.plain, settings.system)
         if prompt.messages:
             check_chat_template(tokenizer)
-        if settings.rows is not None and len(sieve.kept) == settings.rows:
-            sieve.dropped["surplus"] += 1
+        if settings.rows is not None and len(filtered.kept) == settings.rows:
+            filtered.dropped["surplus"] += 1
         else:
-            sieve.add(prompt, prompt.flaw)
-    return sieve
+            filtered.add(prompt, prompt.drop_reason)
+    return filtered
 
 
 def _begin(output: Path, record: dict[str, Any]) -> None:
-    """Note the settings of a new folder, or refuse to go on with one that was begun differently."""
+    """Record the settings of a new folder, or raise an error if the folder was begun with other settings."""
     path = output / SETTINGS
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -124,18 +130,18 @@ def _begin(output: Path, record: dict[str, Any]) -> None:
     write_whole(path, json.dumps(record | {"versions": versions}, indent=1))
 
 
-def _write_result(output: Path, sieve: Sieve, answers: Rows, settings: WritingSettings) -> dict[str, Any]:
-    """Write the files of rows and the report, and return the report.
+def _write_result(output: Path, filtered: PromptFilter, answers: Rows, settings: WritingSettings) -> dict[str, Any]:
+    """Write the files of training examples and the report, and return the report.
 
-    Report and batches are written even if no row is left to train on, so that no text is lost.
+    The report and the batches are written even if no example is left to train on, so that no text is lost.
     """
-    flaws = [_flaw(answer, settings) for answer in answers]
-    kept = [answer for answer, flaw in zip(answers, flaws, strict=True) if flaw is None]
-    kept.sort(key=lambda answer: _rank(sieve.kept[answer["number"]]))  # lengths mixed, whatever was asked for first
+    drop_reasons = [_drop_reason(answer, settings) for answer in answers]
+    kept = [answer for answer, reason in zip(answers, drop_reasons, strict=True) if reason is None]
+    kept.sort(key=lambda answer: _rank(filtered.kept[answer["number"]]))  # by digest, so that lengths are mixed
     parts = {EVALUATION: kept[: settings.eval_rows], TRAIN: kept[settings.eval_rows :]}
     rows = {
         name: [
-            row | {"temperature": answer["temperature"]} | _words_of(answer, sieve.kept[answer["number"]])
+            row | {"temperature": answer["temperature"]} | _words_of(answer, filtered.kept[answer["number"]])
             for answer in part
             for row in answer["rows"]
         ]
@@ -143,14 +149,14 @@ def _write_result(output: Path, sieve: Sieve, answers: Rows, settings: WritingSe
     }
     report: dict[str, Any] = {
         "prompts": {
-            "written or read": len(sieve.kept) + sum(sieve.dropped.values()),
-            "kept, all distinct": len(sieve.kept),
-            "dropped": dict(sieve.dropped),
+            "written or read": len(filtered.kept) + sum(filtered.dropped.values()),
+            "kept, all distinct": len(filtered.kept),
+            "dropped": dict(filtered.dropped),
         },
         "answers": {
             "written": len(answers),
             "kept": len(kept),
-            "dropped": Counter(filter(None, flaws)),
+            "dropped": Counter(filter(None, drop_reasons)),
             "unended": sum(answer["flaw"] == UNENDED for answer in answers),
         },
         "rows": {name: len(rows[name]) for name in (TRAIN, EVALUATION)},
@@ -161,14 +167,14 @@ def _write_result(output: Path, sieve: Sieve, answers: Rows, settings: WritingSe
         report["answers"]["first refusal"] = refusals[0]
         notice(f"{len(refusals)} chats are dropped: what the target wrote does not go back into one. {refusals[0]}")
     write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
-    _judge(report, settings)
+    _check_kept(report, settings)
     for name, part in rows.items():
         write_whole(output / name, "".join(json.dumps(row) + "\n" for row in part))
     return report
 
 
-def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
-    """Warn where most answers are lost, and refuse to end without a row to train on."""
+def _check_kept(report: Mapping[str, Any], settings: WritingSettings) -> None:
+    """Warn if most answers were dropped, and raise an error if there is no example to train on."""
     answers = report["answers"]
     said = f"{answers['kept']} of {answers['written']} answers are kept"
     if dropped := answers["dropped"]:
@@ -182,16 +188,17 @@ def _judge(report: Mapping[str, Any], settings: WritingSettings) -> None:
         notice(f"Only {said}.")
 
 
-def _flaw(answer: Mapping[str, Any], settings: WritingSettings) -> str | None:
-    """Say why an answer is not kept; a chat that grew too long is kept up to that turn."""
-    flaw = answer["flaw"]
-    if not answer["rows"] or flaw not in (None, TOO_LONG, UNENDED) or (flaw == UNENDED and not settings.keep_unended):
-        return flaw
-    return "loops" if any(loops(ids, settings.min_distinct) for ids in map(_own_words, answer["rows"])) else None
-
-
-def _own_words(row: Mapping[str, list[int]]) -> list[int]:
-    return [token for token, mask in zip(row["input_ids"], row["loss_mask"], strict=True) if mask]
+def _drop_reason(answer: Mapping[str, Any], settings: WritingSettings) -> str | None:
+    """Return why an answer is dropped; a chat that grew too long is kept up to that turn."""
+    reason = answer["flaw"]
+    is_dropped = reason == UNENDED and not settings.keep_unended
+    if is_dropped or not answer["rows"] or reason not in (None, TOO_LONG, UNENDED):
+        return reason
+    for example in answer["rows"]:
+        written = [token for token, mask in zip(example["input_ids"], example["loss_mask"], strict=True) if mask]
+        if loops(written, settings.min_distinct):
+            return "loops"
+    return None
 
 
 def _rank(prompt: Prompt) -> str:
@@ -199,7 +206,7 @@ def _rank(prompt: Prompt) -> str:
 
 
 def _words_of(answer: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
-    """Give the words of a row, for people to read and for a benchmark to ask."""
+    """Return the words of an example, for people to read and for a benchmark to use as a prompt."""
     if prompt.messages:
         return {"messages": answer["messages"], **prompt.fields}
     return {"prompt": prompt.text, "completion": answer["messages"][-1]["content"]}

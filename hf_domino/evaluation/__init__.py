@@ -1,1 +1,1 @@
-"""Does it fit, what does a round do, how fast is it, and what made it so: measurements of a pair."""
+"""Measure a pair: whether the drafter fits, what happens in a round, and how fast every method is."""

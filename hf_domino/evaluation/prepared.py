@@ -1,4 +1,4 @@
-"""What `generate` prepares for its loop, for code that stands in the loop's place."""
+"""Get what `generate` prepares for its decoding loop, for code that takes the place of the loop."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return
 
 
 def prepared(target: PreTrainedModel, input_ids: torch.Tensor, max_new_tokens: int, **given: Any) -> tuple[Any, ...]:
-    """The model and token ids of a greedy call, its processors, criteria and configuration, and other arguments."""
+    """Return the model and token ids of a greedy call, its processors, criteria and configuration, and other inputs."""
     found: list[tuple[Any, ...]] = []
 
     def look(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
@@ -20,6 +20,6 @@ def prepared(target: PreTrainedModel, input_ids: torch.Tensor, max_new_tokens: i
         return input_ids
 
     fixed = GREEDY | {"use_cache": True, "attention_mask": torch.ones_like(input_ids)}
-    # Works whether or not the patch is installed, and past a target that is attached.
+    # This works with or without the patch, and also if a drafter is attached to the target.
     target.generate(input_ids, custom_generate=look, **(given | fixed), max_new_tokens=max_new_tokens)
     return found[0]

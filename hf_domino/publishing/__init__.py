@@ -1,4 +1,4 @@
-"""Drafters on the Hub: `folder_card` writes a folder's card, `hub` publishes it and finds what others published."""
+"""Publish and find drafters: `folder_card` writes a folder's card, and `hub` pushes folders and searches the Hub."""
 
 from hf_domino.publishing.hub import FoundDrafter, PushResult, find, push
 

@@ -1,4 +1,4 @@
-"""The card of a drafter's folder, with what was measured."""
+"""Write the card of a drafter's folder, with the measured results."""
 
 from __future__ import annotations
 
@@ -27,19 +27,20 @@ from hf_domino.evaluation.benchmark.summary import summarize
 from hf_domino.formats.adapters import drafter_config
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, read_object
 
-ROWS, STATE = "results.jsonl", "trainer_state.json"
+ROWS = "results.jsonl"
+STATE = "trainer_state.json"
 
 
 def results_section(rows: Sequence[Row]) -> str:
-    """Write the results of a card: tables of rows."""
+    """Write the section of a card with the tables of results."""
     if not measured(rows):
         raise ValueError(f"rows must have measurements, got {len(rows)} without any: run `hf-domino bench`.")
     commits = {model: measured(rows)[0].get(f"{model}_commit") for model in ("target", "drafter")}
     loaded = ", ".join(f"{model} at commit `{commit}`" for model, commit in commits.items() if commit)
-    parts = [
-        "## Results",
-        results_table(rows),
-        f"Loaded from the Hub: {loaded}." if loaded else "",
+    parts = ["## Results", results_table(rows)]
+    if loaded:
+        parts.append(f"Loaded from the Hub: {loaded}.")
+    parts += [
         _by_position(rows),
         f"Every figure is computed from `{ROWS}`, a row a prompt; `hf-domino push . --card-only` does it again.",
     ]
@@ -53,24 +54,29 @@ def eval_results(rows: Sequence[Row]) -> list[EvalResult]:
     neither was measured.
     """
     own = [method for method in methods_of(rows) if method == "domino_adaptive" or method not in METHODS]
-    found = {name: summarize(rows, own[0], mode) for mode, name in modes_of(rows).items()} if own else {}
-    return [
-        EvalResult(
-            task_type="text-generation",
-            dataset_type=MEASURED_BY,
-            dataset_name=f"prompts of {MEASURED_BY}",
-            metric_type=field,
-            metric_name=f"{field.replace('_', ' ')}, {name}",
-            metric_value=round(value, 2),
-        )
-        for name, summary in found.items()
-        for field in ("speed_up", "acceptance_length")
-        if (value := getattr(summary, field)) is not None
-    ]
+    if not own:
+        return []
+    results = []
+    for mode, name in modes_of(rows).items():
+        summary = summarize(rows, own[0], mode)
+        for field in ("speed_up", "acceptance_length"):
+            value = getattr(summary, field)
+            if value is None:
+                continue
+            result = EvalResult(
+                task_type="text-generation",
+                dataset_type=MEASURED_BY,
+                dataset_name=f"prompts of {MEASURED_BY}",
+                metric_type=field,
+                metric_name=f"{field.replace('_', ' ')}, {name}",
+                metric_value=round(value, 2),
+            )
+            results.append(result)
+    return results
 
 
 def _by_position(rows: Sequence[Row]) -> str:
-    """Tabulate the share of rounds that accepted each proposal; empty if no method has rounds."""
+    """Tabulate the share of rounds that accepted each proposal; return an empty text if no method has rounds."""
     rates = {
         f"{label(method)}, {name}": summarize(rows, method, mode).acceptance_rate_at
         for method in methods_of(rows)
@@ -78,26 +84,34 @@ def _by_position(rows: Sequence[Row]) -> str:
     }
     depth = max(map(len, rates.values()))
     body = [[name, *map(number, found), *[""] * (depth - len(found))] for name, found in rates.items() if found]
+    if not body:
+        return ""
     title = "Share of the rounds that drafted in which proposal k was accepted:"
-    return f"{title}\n\n{markdown_table([str(k + 1) for k in range(depth)], body)}" if body else ""
+    return f"{title}\n\n{markdown_table([str(k + 1) for k in range(depth)], body)}"
 
 
 def card_for(
     folder: Path, *, name: str | None = None, target: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> str:
-    """Write the card of a drafter's folder, merged into the card that is there."""
-    # Read are results.jsonl and trainer_state.json, if there. `name` is what the drafter is loaded by, the folder's by
-    # default. `target` is by default the card's base_model or the configuration's
-    # target_name. `metadata`, such as license, goes into the card's head; lists are united with those there.
+    """Write the card of a drafter's folder, merged into the card that is there.
+
+    The card describes results.jsonl and trainer_state.json, if the folder has them. `name` is the name by which the
+    drafter is loaded, by default that of the folder. `target` defaults to the card's base_model or the configuration's
+    target_name. `metadata`, such as a license, goes into the card's head, where lists are united with existing ones.
+    """
     is_adapter = not (folder / CONFIG).is_file()
     if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
         remedy = "Save a drafter or its adapter there with save_pretrained(folder)."
         raise refusal("FOLDER", f"that of a drafter, with {CONFIG} or {ADAPTER_CONFIG}", str(folder), remedy)
-    config, existing = drafter_config(folder), read_text(folder / CARD)
-    sections, rows, results = read_sections(existing), folder / ROWS, None
+    config = drafter_config(folder)
+    existing = read_text(folder / CARD)
+    sections = read_sections(existing)
+    rows = folder / ROWS
+    results = None
     name = name or folder.resolve().name
     base = read_card(existing).data.get("base_model")
-    named = target or (base if isinstance(base, str) else None) or config.target_name
+    recorded = base if isinstance(base, str) else None
+    named = target or recorded or config.target_name
     if named is None:
         raise ValueError(f"--target must be given: neither {folder / CONFIG} nor its card names the target.")
     head = dict(metadata or {})
@@ -109,6 +123,7 @@ def card_for(
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
         raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
+    adapter = read_object(folder / ADAPTER_CONFIG) if is_adapter else None
     new = render_card(
         config,
         name=name,
@@ -116,13 +131,16 @@ def card_for(
         training=_training(folder, sections.get("training")),
         results=results,
         metadata=head,
-        adapter=read_object(folder / ADAPTER_CONFIG) if is_adapter else None,
+        adapter=adapter,
     )
-    return merge_card(existing, new, [*(metadata or {}), *(["base_model"] if target else [])])
+    wins = list(metadata or {})
+    if target:
+        wins.append("base_model")
+    return merge_card(existing, new, wins)
 
 
 def _training(folder: Path, section: str | None) -> str | None:
-    """Keep the card's section of training, which says more than what the trainer recorded."""
+    """Return the card's section about training, or else one from the trainer's record, which says less."""
     if section or not (folder / STATE).is_file():
         return section
     state = TrainerState.load_from_json(str(folder / STATE))

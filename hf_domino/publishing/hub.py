@@ -1,12 +1,12 @@
-"""Drafters go to the Hub, as one commit by huggingface_hub's client, and are found there for a target.
+"""Push drafters to the Hub in one commit of huggingface_hub's client, and find the drafters for a target there.
 
-A folder that was trained in also holds checkpoints, the optimizer's state, texts and logs. So files are named that go,
-not those that stay. Weights are uploaded first. The Hub keeps what has arrived, so a push that broke off is resumed by
-the same call.
+A folder that was trained in also holds checkpoints, the optimizer's state, texts and logs, so this module lists the
+files to push, not the files to leave out. Weights are uploaded first. The Hub keeps what has arrived, so the same call
+resumes a push that broke off.
 
-The Hub knows models made from another, not that one drafts for it. So what names the target as its base model is asked
-for by tags and words of drafters, as are repositories that only carry the target's name; their configurations say what
-they are.
+The Hub records which models are made from another one, but not that they draft for it. So the search combines the
+target as base model with tags and words that drafters have, and also looks for repositories that carry the target's
+name. Their configurations show what they are.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ PUBLISHED = [
     *("custom_generate/*.py", "custom_generate/requirements.txt", "custom_generate/README.md"),
 ]
 TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash", "dspark", "eagle", "eagle3")
-WORDS = ("domino", "dflash", "dspark", "draft", "speculator", "eagle", "mtp")  # in names
-MOST_OF_ONE_KIND = 100  # repositories asked for at once, the most downloaded first
+WORDS = ("domino", "dflash", "dspark", "draft", "speculator", "eagle", "mtp")  # in names of repositories
+MOST_OF_ONE_QUERY = 100  # repositories per query, the most downloaded first
 THREADS = 8
 CLIENT: dict[str, Any] = {"library_name": "hf_domino", "library_version": __version__}
 
 
 @dataclass(frozen=True)
 class PushResult:
-    """Describe what was pushed, or would be in a dry run."""
+    """Describe what was pushed, or what a dry run would push."""
 
     repo_id: str
     files: dict[str, int]  # bytes of each
     left_out: list[str]
-    commit: str | None = None  # of a dry run
+    commit: str | None = None  # None after a dry run
     url: str | None = None  # of the commit
 
     def __str__(self) -> str:
@@ -74,16 +74,21 @@ def push(
     dry_run: bool = False,
     **card: Any,
 ) -> PushResult:
-    """Publish a drafter's folder as OWNER/NAME on the Hub in one commit; the repository is made if there is none."""
-    # The card is written anew from the folder, with `card`'s target and metadata of `card_for`, and merged with one on
-    # the Hub. `private` is for a new repository. `dry_run` checks and lists, and asks nothing of the Hub.
+    """Publish a drafter's folder as OWNER/NAME on the Hub in one commit; the repository is made if there is none.
+
+    The card is written anew from the folder, with the target and metadata of `card` as in [`card_for`], and merged with
+    the card on the Hub. `private` applies to a new repository. `dry_run` checks and lists the files without calling the
+    Hub.
+    """
     folder = Path(folder)
     if "/" not in repo_id:
         raise refusal("the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter.")
     validate_repo_id(repo_id)
-    if (folder / ADAPTER_CONFIG).is_file() and not is_hub_name(base := read_object(folder / ADAPTER_CONFIG).get(BASE)):
-        remedy = "Push that drafter and name it there, or push one whole: load this folder and save_pretrained it."
-        raise refusal(f"{BASE} of {ADAPTER_CONFIG}", "a name on the Hub, where others find it", base, remedy)
+    if (folder / ADAPTER_CONFIG).is_file():
+        base = read_object(folder / ADAPTER_CONFIG).get(BASE)
+        if not is_hub_name(base):
+            remedy = "Push that drafter and name it there, or push one whole: load this folder and save_pretrained it."
+            raise refusal(f"{BASE} of {ADAPTER_CONFIG}", "a name on the Hub, where others find it", base, remedy)
     text = card_for(folder, name=repo_id, **card)
     going = _additions(folder, text.encode())
     names = {name.partition("/")[0] for name in going}
@@ -94,36 +99,44 @@ def push(
     )
     if dry_run:
         return planned
-    api = HfApi(token=True if token is None else token, **CLIENT)
+    if token is None:
+        token = True
+    api = HfApi(token=token, **CLIENT)
     with _explained(f"pushing to {repo_id}"):
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:
             raise refusal("private", f"False for {repo_id}, which is public already", True, "Push to another name.")
         there = api.model_info(repo_id).sha
-        with suppress(RemoteEntryNotFoundError):  # not the error of a broken connection
+        with suppress(RemoteEntryNotFoundError):  # a broken connection raises another error
             there_card = read_text(Path(api.hf_hub_download(repo_id, CARD, revision=there)))
             going[CARD] = CommitOperationAdd(CARD, merge_card(there_card, text).encode())
         done = api.create_commit(
             repo_id,
             going.values(),
             commit_message="Publish a drafter with hf_domino",
-            parent_commit=there,  # else a card that somebody edits meanwhile would be overwritten
+            parent_commit=there,  # so that a card that somebody edits meanwhile is not overwritten
         )
     return replace(planned, commit=done.oid, url=str(done.commit_url))
 
 
 def _additions(folder: Path, card: bytes) -> dict[str, CommitOperationAdd]:
-    """Collect the files to push by their names there, after a check that the drafter loads."""
+    """Collect the files to push by their names on the Hub, after a check that the drafter loads."""
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # Transformers' report of what is missing; the error says it
+    logging.set_verbosity_error()  # hides Transformers' report of missing tensors, which the error names
+    device = None  # an adapter is merged, which needs the values of weights
+    if (folder / CONFIG).is_file():
+        device = "meta"
     try:
-        is_whole = (folder / CONFIG).is_file()  # an adapter is merged, which needs values
-        DominoDraftModel.from_pretrained(folder, device_map="meta" if is_whole else None, local_files_only=True)
+        DominoDraftModel.from_pretrained(folder, device_map=device, local_files_only=True)
     finally:
         logging.set_verbosity(verbosity)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     going = sorted({CARD, *filter_repo_objects(names, allow_patterns=PUBLISHED)})
-    return {name: CommitOperationAdd(name, card if name == CARD else folder / name) for name in going}
+    additions = {}
+    for name in going:
+        content = card if name == CARD else folder / name
+        additions[name] = CommitOperationAdd(name, content)
+    return additions
 
 
 @contextmanager
@@ -131,7 +144,7 @@ def _explained(doing: str) -> Iterator[None]:
     """Raise errors of the Hub and the connection as an `OSError`, which the command prints."""
     try:
         yield
-    except RuntimeError as error:  # an upload's
+    except RuntimeError as error:  # of an upload
         raise OSError(f"{doing} broke off: {error} {error.__cause__} The same command sends the rest.") from error
     except HTTPError as error:
         raise OSError(f"{doing} failed: {' '.join(str(error).split())}") from error
@@ -150,33 +163,38 @@ class FoundDrafter:
 
     @property
     def usage(self) -> tuple[str, ...]:
-        """Give the lines of code that use it; none if it does not load."""
+        """Return the lines of code that use it; none if it does not load."""
+        if not self.format:
+            return ()
         load = f'drafter = DominoDraftModel.from_pretrained("{self.name}")'
-        return (load, "target.generate(**inputs, assistant_model=drafter)") if self.format else ()
+        return load, "target.generate(**inputs, assistant_model=drafter)"
 
 
 def find(target: str, *, limit: int = 20, token: str | bool | None = None) -> list[FoundDrafter]:
-    """List drafters on the Hub for a target, OWNER/NAME there: those that load first, then by downloads."""
-    api, made_from, own_name = HfApi(token=token, **CLIENT), f"base_model:{target}", target.rpartition("/")[2]
+    """List the drafters for a target, OWNER/NAME on the Hub: first those that load, the most downloaded first."""
+    api = HfApi(token=token, **CLIENT)
+    made_from = f"base_model:{target}"
+    own_name = target.rpartition("/")[2]
     queries: list[dict[str, Any]] = [{"filter": [made_from, tag]} for tag in TAGS]
     queries += [{"filter": made_from, "search": word} for word in WORDS]
     queries += [{"search": f"{own_name}-{word}"} for word in WORDS]
     details: Any = ["downloads", "lastModified", "sha", "siblings"]
 
     def ask(query: dict[str, Any]) -> list[ModelInfo]:
-        return list(api.list_models(**query, sort="downloads", limit=MOST_OF_ONE_KIND, expand=details))
+        return list(api.list_models(**query, sort="downloads", limit=MOST_OF_ONE_QUERY, expand=details))
 
     with _explained(f"finding drafters for {target}"), ThreadPoolExecutor(THREADS) as pool:
         api.model_info(target, expand=["sha"])
         by_name = {info.id: info for infos in pool.map(ask, queries) for info in infos if info.id != target}
         most_used = sorted(by_name.values(), key=lambda info: -(info.downloads or 0))[:limit]
-        found = list(pool.map(lambda info: _judged(api, info), most_used))
-    return sorted(found, key=lambda drafter: drafter.format is None)  # stable: by downloads among equals
+        found = list(pool.map(lambda info: _inspect(api, info), most_used))
+    return sorted(found, key=lambda drafter: drafter.format is None)  # stable: downloads decide among equals
 
 
-def _judged(api: HfApi, info: ModelInfo) -> FoundDrafter:
+def _inspect(api: HfApi, info: ModelInfo) -> FoundDrafter:
     """Read a repository's configuration as loading a drafter does."""
-    form, refused = None, None
+    form = None
+    refused = None
     files = [file.rfilename for file in info.siblings or ()]
     try:
         with tempfile.TemporaryDirectory() as cache:
@@ -196,6 +214,9 @@ def _judged(api: HfApi, info: ModelInfo) -> FoundDrafter:
     except (ValueError, AttributeError) as error:
         refused = " ".join(str(error).split())
     if form and files and not any(name.endswith(".safetensors") for name in files):
-        form, refused = None, f"a drafter without weights in safetensors ({form}): convert them"
-    day = info.last_modified.strftime("%Y-%m-%d") if info.last_modified else None
+        refused = f"a drafter without weights in safetensors ({form}): convert them"
+        form = None
+    day = None
+    if info.last_modified:
+        day = info.last_modified.strftime("%Y-%m-%d")
     return FoundDrafter(info.id, info.sha, form, refused, info.downloads or 0, day)

@@ -1,7 +1,7 @@
-"""The correction head along the blocks of a batch, where a server takes the likeliest tokens of logits itself.
+"""Run the correction head along the blocks of a batch, for a server that takes the likeliest tokens of logits itself.
 
-vLLM asks for logits of all proposals at once. So the tokens that the head reads are chosen here, and the logits that
-are returned have them as their argmax: the server's own choice is Domino's.
+vLLM asks for the logits of all proposals at once. So this module chooses the tokens that the head reads and returns
+logits with these tokens as their argmax, so that the server chooses the same tokens.
 
 Shapes: B requests, P proposals, H hidden size, V vocabulary.
 """
@@ -17,7 +17,7 @@ from hf_domino.methods.domino import DominoHead, DominoMethodConfig
 
 
 class BlockHead(nn.Module, DominoHead):
-    """Hold a correction head, under the names of the releases' tensors."""
+    """Hold a correction head, with the tensor names of the released drafters."""
 
     def __init__(self, config: DominoMethodConfig):
         super().__init__()
@@ -31,11 +31,15 @@ class BlockHead(nn.Module, DominoHead):
         anchors: torch.Tensor,
         embed: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Correct whole blocks, so that the argmax of each row is the proposal behind those before it."""
-        # base_logits [B, P, V], minus infinity for tokens that are not drafted; draft_hidden [B, P, H] of the positions
-        # that predict; anchors [B], before the first proposal; embed gives [B, H].
-        tokens, corrected = anchors, list[torch.Tensor]()
-        parts, state = self.project_hidden(draft_hidden), self.initial_state(len(anchors))
+        """Correct full blocks, so that the argmax at each position is the proposal that follows those before it.
+
+        `base_logits` `[B, P, V]` are minus infinity for tokens that are not drafted. `draft_hidden` `[B, P, H]` holds
+        the positions that predict, `anchors` `[B]` precede the first proposals, and `embed` returns `[B, H]`.
+        """
+        tokens = anchors
+        corrected = []
+        parts = self.project_hidden(draft_hidden)
+        state = self.initial_state(len(anchors))
         for index, logits in enumerate(base_logits.unbind(dim=1)):
             state = self.gru.step(embed(tokens).to(state), state)
             if index >= self.config.pure_draft_prefix_len:
@@ -46,7 +50,7 @@ class BlockHead(nn.Module, DominoHead):
 
 
 def anchors_of(rows: torch.Tensor, count: int, num_proposals: int) -> torch.Tensor:
-    """Take the anchors of a server's rows, which may be padded; `count` is B P.
+    """Take the anchors out of a server's token ids, which may be padded; `count` is B P.
 
     Example:
     ```python

@@ -1,4 +1,4 @@
-"""The function that vLLM calls in each of its processes, by the entry point `hf_domino` of `vllm.general_plugins`."""
+"""Register our drafter in each process of vLLM, which finds this module by its `vllm.general_plugins` entry point."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ BASE = "vllm.model_executor.models.qwen3_dflash"
 
 
 def register() -> None:
-    """Put our model in the place of vLLM's for DFlash drafters, by name: nothing is imported until one is served."""
+    """Replace vLLM's model of DFlash drafters with ours, by name, so that nothing is imported until one is served."""
     # An error here would end every server of the environment, so it becomes a warning, and vLLM's own model stays.
     try:
         from vllm import ModelRegistry

@@ -1,6 +1,6 @@
-"""Which drafters' folders and settings of a server are served, and which are refused by name.
+"""Check which drafters and settings of a server can be served, and name those that cannot.
 
-Settings are those of `--speculative-config`; nothing here imports vLLM.
+The settings are those of `--speculative-config`. Nothing here imports vLLM.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from hf_domino.formats.loading import interpret
 from hf_domino.methods import DominoConfig
 from hf_domino.target.identity import config_digest
 
-TESTED, READ = ("0.32.0",), ("0.33.0",)
-# Setting -> what is served, where it is set at all, and why.
+TESTED = ("0.32.0",)
+READ = ("0.33.0",)
+# Setting -> the only value that can be served, and the reason.
 SETTINGS = {
     "draft_sample_method": (
         "'greedy'",
@@ -34,7 +35,7 @@ SETTINGS = {
 
 
 def served_config(stored: StoredConfig) -> DominoConfig | None:
-    """Read the configuration of Domino, or DFlash with `shift_label`; None of a drafter that vLLM serves itself.
+    """Read the configuration of Domino, or DFlash with `shift_label`; return None if vLLM serves the drafter itself.
 
     Example:
     ```python
@@ -51,13 +52,14 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     section = stored.get(SECTION)
     if not isinstance(section, Mapping):
         return None
-    kind, shifts = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label"))
-    if kind != "domino" and not shifts:
+    method, shifts = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label"))
+    if method != "domino" and not shifts:
         return None
     config = interpret(stored)[1]
     config.check_supports("the plugin for vLLM")
     for name in OF_BLOCKS:
-        if (value := getattr(config, name)) is not None:
+        value = getattr(config, name)
+        if value is not None:
             raise refusal(f"{name} of a drafter for vLLM", None, value, "Its backbone there is plain DFlash's.")
     return config
 
@@ -65,11 +67,13 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
 def check_settings(
     config: DominoConfig, settings: Mapping[str, Any], tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
 ) -> None:
-    """Refuse settings of a server under which the drafter would draft otherwise than it was trained to."""
+    """Raise an error for settings under which the drafter would not draft as it was trained to."""
     for name, (expected, why) in SETTINGS.items():
-        if (value := settings.get(name)) and value != "greedy":
+        value = settings.get(name)
+        if value and value != "greedy":
             raise refusal(name, expected, value, f"{why} Leave it out of --speculative-config.")
-    most, count = config.block_size - 1, settings.get("num_speculative_tokens")
+    most = config.block_size - 1
+    count = settings.get("num_speculative_tokens")
     if not isinstance(count, int) or not 1 <= count <= most:
         remedy = f"A block has the anchor and {most} proposals."
         raise refusal("num_speculative_tokens", f"in [1, {most}] (block_size={config.block_size})", count, remedy)
@@ -80,14 +84,16 @@ def check_settings(
 
 
 def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
-    """Refuse a target whose sizes or digest are not those that the drafter was made for."""
+    """Raise an error if the target's sizes or digest are not those that the drafter was made for."""
     remedy = "Serve the drafter with the target that it was trained for."
     for name, ours in (("vocab_size",) * 2, ("num_hidden_layers", "num_target_layers"), ("hidden_size",) * 2):
-        expected, value = getattr(config, ours), getattr(target, name)
+        expected = getattr(config, ours)
+        value = getattr(target, name)
         if expected not in (None, value):
             raise refusal(f"the target's {name}", f"{expected} (the drafter's {ours})", value, remedy)
     recorded = config.target_config_digest
-    if recorded not in (None, found := config_digest(target)):
+    found = config_digest(target)
+    if recorded not in (None, found):
         raise refusal("the target's config_digest", f"{recorded!r} (the drafter's target_config_digest)", found, remedy)
     if target.model_type.startswith("gemma"):
         why = "Gemma scales its embeddings, which vLLM's drafters read unscaled. Generate with Transformers."
@@ -95,10 +101,11 @@ def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
 
 
 def version_notice(version: str) -> str | None:
-    """Write a notice about a version of vLLM such as `"0.32.0+cpu"`; None for a tested one."""
+    """Write a notice about a version of vLLM such as `"0.32.0+cpu"`; return None for a tested version."""
     if version.partition("+")[0] in TESTED:
         return None
-    tested, read = ", ".join(TESTED), ", ".join(READ)
+    tested = ", ".join(TESTED)
+    read = ", ".join(READ)
     return (
         f"hf_domino's plugin was tested with vLLM {tested} and its seams were read in {read}; this is {version}. "
         "Compare the mean acceptance length that vLLM logs with that of `hf-domino bench` before you rely on it."

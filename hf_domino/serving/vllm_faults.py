@@ -1,6 +1,6 @@
-"""Faults of vLLM on a CPU that cost acceptance or change texts, mended where a trial finds them.
+"""Mend faults of vLLM on a CPU that cost acceptance or change texts, if a trial finds them.
 
-`docs/upstream.md` describes each for vLLM, with a reproduction. Nothing is touched where there is no fault.
+`docs/upstream.md` describes each fault for vLLM, with a reproduction. Without a fault, nothing is changed.
 
 Shapes: L layers, D width of a head, C context positions, B requests, N proposals of all requests.
 """
@@ -19,13 +19,13 @@ logger = init_logger("vllm.hf_domino")
 
 
 def mend_context_norms(model: Any) -> None:
-    """Give each layer's context keys its own norm, where vLLM's kernel gives all of them the first layer's.
+    """Normalize each layer's context keys with its own norm, if vLLM's kernel takes that of the first layer for all.
 
-    On a CPU `rms_norm` does not know weights `[L, D]` of one row per layer. Whether it does is tried, so that nothing
-    is touched where it does.
+    On a CPU `rms_norm` does not support weights `[L, D]` with one row per layer. A trial finds out whether it does, so
+    that nothing is changed if it does.
     """
     if not hasattr(model, "_k_norm_weights") or not hasattr(model, "_normalize_context_k"):
-        return  # another version; drafters that are not ours must load there, too
+        return  # another version of vLLM, in which other drafters must still load
     weights = model._k_norm_weights  # [L, D]
     ones = weights.new_ones(len(weights), 1, 1, weights.shape[1])
     normed = model._normalize_context_k(ones)[:, 0, 0]
@@ -42,14 +42,15 @@ def _normalize_by_layer(model: Any, all_k: torch.Tensor) -> torch.Tensor:
 
 
 def mend_expansion(device: torch.device) -> None:
-    """Let temperature, top-k and top-p of a request reach its proposals.
+    """Make the temperature, top-k and top-p of a request reach its proposals.
 
-    On a CPU the expansion to one value per proposal writes to a copy unless it is of int64: verification of sampled
-    drafts then reads memory that nobody wrote, whatever the drafter, and texts are not of the target's distribution.
+    On a CPU the expansion to one value per proposal writes to a copy unless it is of int64. The verification of sampled
+    drafts of any drafter then reads uninitialized memory, and texts do not follow the target's distribution.
     """
     if device.type != "cpu" or not hasattr(rejection_sampler, "expand_batch_to_tokens"):
         return
-    values, ends = torch.tensor([0.25, 0.75]), torch.tensor([1, 3], dtype=torch.int32)
+    values = torch.tensor([0.25, 0.75])
+    ends = torch.tensor([1, 3], dtype=torch.int32)
     if rejection_sampler.expand_batch_to_tokens(values, ends, 3).tolist() != [0.25, 0.75, 0.75]:
         rejection_sampler.expand_batch_to_tokens = _expand
         logger.info_once("hf_domino: this vLLM loses the temperature of sampled drafts on a CPU; mended.")
@@ -58,6 +59,6 @@ def mend_expansion(device: torch.device) -> None:
 def _expand(
     x: torch.Tensor, cu_num_tokens: torch.Tensor, num_tokens: int, replace_from: int = 0, replace_to: int = 0
 ) -> torch.Tensor:
-    """One value for each proposal `[N]` of each request's `[B]`; the signature is vLLM's."""
+    """Expand the values `[B]` of requests to their proposals `[N]`; the signature is vLLM's."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts, output_size=num_tokens)

@@ -1,6 +1,6 @@
-"""vLLM's model of a DFlash drafter, which serves Domino and `shift_label` too, where the folder says so.
+"""Extend vLLM's model of a DFlash drafter to Domino and `shift_label`, if the folder's configuration asks for them.
 
-Shapes: B requests, P proposals, N rows (B (1 + P), or more where they are padded), H hidden size, V vocabulary, L
+Shapes: B requests, P proposals, N token ids (B (1 + P), or more if they are padded), H hidden size, V vocabulary, L
 layers.
 """
 
@@ -33,22 +33,26 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
     """Run vLLM's DFlash drafter, and Domino or `shift_label` if the folder's configuration says so."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
-        told = _told(vllm_config)
+        drafter_config = _served(vllm_config)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        self.told = told
+        self.drafter_config = drafter_config
         self.num_proposals = vllm_config.speculative_config.num_speculative_tokens
-        self.head = BlockHead(told) if told is not None and told.projector_type == "domino" else None
-        self.left_out: torch.Tensor | None = None  # [V], true of tokens that are not drafted
+        self.head = None
+        if drafter_config is not None and drafter_config.projector_type == "domino":
+            self.head = BlockHead(drafter_config)
+        self.left_out: torch.Tensor | None = None  # [V], true for tokens that are not drafted
         self._rows: torch.Tensor | None = None  # ids [N] of the last forward
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Compute draft hidden states of ids, each in the row of the token that it predicts."""
+        """Compute draft hidden states `[N, H]`, each at the position of the token that it predicts."""
         hidden = super().forward(input_ids, positions, inputs_embeds)
         self._rows = input_ids
-        # The state that predicts the token behind its row moves to where vLLM looks for that token's own.
-        return hidden.roll(1, dims=0) if self.told is not None and self.told.shift_label else hidden
+        if self.drafter_config is not None and self.drafter_config.shift_label:
+            # A state that predicts the next token moves to where vLLM looks for the state of that token.
+            return hidden.roll(1, dims=0)
+        return hidden
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Compute logits corrected along each block, whose argmax are the proposals."""
@@ -63,39 +67,40 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         return self.head(*blocks, anchors, self.model.embed_tokens).flatten(end_dim=1)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load a folder's tensors, the head's here and the others as vLLM does."""
-        if self.told is not None:
+        """Load a folder's tensors: those of the head here, and the others as vLLM does."""
+        if self.drafter_config is not None:
             tensors = {DFLASH_CONFIG.rename(name): tensor for name, tensor in weights}
-            weights = self._load_head(self.told, tensors).items()
+            weights = self._load_head(self.drafter_config, tensors).items()
         super().load_weights(weights)
         mend_context_norms(self.model)
         mend_expansion(self.lm_head.weight.device)
 
-    def _load_head(self, told: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Load what vLLM does not know; returns the rest."""
-        check_tensors(told, DFLASH_CONFIG, tensors)
-        if (t2d := tensors.pop(T2D, None)) is not None:
-            ids = drafted_ids(t2d, told.vocab_size)
-            self.left_out = torch.ones(told.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
+    def _load_head(self, drafter_config: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Load the tensors that vLLM does not know, and return the others."""
+        check_tensors(drafter_config, DFLASH_CONFIG, tensors)
+        t2d = tensors.pop(T2D, None)
+        if t2d is not None:
+            ids = drafted_ids(t2d, drafter_config.vocab_size)
+            self.left_out = torch.ones(drafter_config.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
             self.left_out = self.left_out.to(self.lm_head.weight.device)
         if self.head is not None:
-            own = [name for name in tensors if name.partition(".")[0] in told.head_modules()]
+            own = [name for name in tensors if name.partition(".")[0] in drafter_config.head_modules()]
             self.head.load_state_dict({name: tensors.pop(name) for name in own})
         return tensors
 
 
-def _told(vllm_config: VllmConfig) -> DominoConfig | None:
+def _served(vllm_config: VllmConfig) -> DominoConfig | None:
     """Read the configuration of a folder that is not plain DFlash, and check that server and target fit it."""
-    speculative, target = vllm_config.speculative_config, vllm_config.model_config
+    speculative = vllm_config.speculative_config
     stored = speculative.draft_model_config.hf_config.to_dict()
-    told = served_config(stored.get("model") or stored)  # vLLM wraps the folder's own
-    if told is None:
+    drafter_config = served_config(stored.get("model") or stored)  # vLLM wraps the configuration of the folder
+    if drafter_config is None:
         return None
     parallel = vllm_config.parallel_config
-    check_settings(told, vars(speculative), parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
-    check_target(told, target.hf_text_config)
+    check_settings(drafter_config, vars(speculative), parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    check_target(drafter_config, vllm_config.model_config.hf_text_config)
     if notice := version_notice(vllm.__version__):
         logger.warning_once(notice)
     if vllm_config.use_v2_model_runner:
         logger.warning_once(V2_NOTICE)
-    return told
+    return drafter_config

@@ -183,7 +183,7 @@ def test_bench_fails_where_outputs_differ(dtype, code, said, bench, monkeypatch)
 def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, bench, monkeypatch):
     parting = {"row": 0, "position": 5, "margin": margin, "tie": 1e-5}
     monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.torch.equal", lambda first, second: first is second)
-    monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.partings", lambda *inputs, **plain: [parting])
+    monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.find_divergences", lambda *inputs, **plain: [parting])
     returned, rows, _, _ = bench(*GREEDY)
     assert returned == code
     assert [row.get("partings") for row in rows] == [None, [parting]] * 2

@@ -61,7 +61,7 @@ def test_the_server_takes_our_proposals(served, tiny_llama, tmp_path, kind, pref
     prefixes = Prefixes(text, [3] * REQUESTS, [0, 1, 2])
     expected = DominoLanes(drafter, TargetModel(tiny_llama, drafter.config), own, prefixes, TokenLaw([])).chain()
     if kind == "dflash" and not shift_label and ids is not None:
-        assert model.told is None  # vLLM's own, which knows no t2d
+        assert model.drafter_config is None  # vLLM's own, which knows no t2d
         return
     assert torch.equal(drafts(model, hidden, text[:, -1]), expected)
     base = tiny_llama.lm_head(own).argmax(dim=-1)

@@ -16,7 +16,7 @@ import torch
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
-from hf_domino.evaluation.benchmark.partings import partings, until_end
+from hf_domino.evaluation.benchmark.partings import find_divergences, until_end
 from hf_domino.evaluation.benchmark.prompts import encode, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
@@ -24,21 +24,26 @@ from hf_domino.pair import Pair
 from hf_domino.statistics.phases import timed_phases
 from hf_domino.statistics.stats import DecodingStats
 
-WARM_UPS, WARM_UP_TOKENS = 2, 32
+WARM_UPS = 2
+WARM_UP_TOKENS = 32
 
 
 class Bench:
-    """Measures batch after batch with the same methods, plain generation among them."""
+    """Measure batch after batch with the same methods, of which plain generation is one."""
 
     def __init__(self, pair: Pair, methods: Mapping[str, Arguments], options: BenchOptions):
-        self.pair, self.methods, self.options = pair, methods, options
-        # A table that fills while it generates has seen a text that is measured again.
+        self.pair = pair
+        self.methods = methods
+        self.options = options
+        # A drafter that learns while it drafts must not know a text from an earlier run, so it starts empty each time.
         self._empty = [
             (drafter, deepcopy(drafter.state_dict()))
             for drafter in map(drafter_in, methods.values())
             if drafter is not None and drafter.config.learns_while_drafting
         ]
-        self.modes = ["greedy"] + ["sample"] * (options.temperature > 0)
+        self.modes = ["greedy"]
+        if options.temperature > 0:
+            self.modes.append("sample")
 
     def warm_up(self, batch: Sequence[dict[str, Any]]) -> None:
         """Run every method a few times."""
@@ -50,39 +55,43 @@ class Bench:
                     generate_timed(self.pair.target, inputs, **self._call(method, mode) | count)
 
     def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Row]:
-        """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`); one row per method."""
-        inputs, seed = self._inputs(batch), self.options.seed + index
+        """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`), and return a result per method."""
+        inputs = self._inputs(batch)
+        seed = self.options.seed + index
         texts: dict[str, list[torch.Tensor]] = {method: [] for method in self.methods}  # of each repeat, [B, N]
         seconds: dict[str, list[float]] = {method: [] for method in self.methods}
-        # The first use of a prompt's length takes longer.
+        # The first call with prompts of a new length takes longer.
         self.pair.target.generate(**inputs, **self._call(BASELINE, mode) | {"max_new_tokens": 1})
         for _ in range(self.options.repeats):
             for method in self.methods:
                 self._empty_tables()
                 torch.manual_seed(seed)
-                # On a CPU a phase is two readings of the clock a round; events on a GPU have a run of their own.
-                with nullcontext() if inputs["input_ids"].is_cuda else timed_phases():
+                # Timing phases costs two readings of the clock on a CPU; on a GPU its events have a run of their own.
+                timer = nullcontext() if inputs["input_ids"].is_cuda else timed_phases()
+                with timer:
                     tokens, taken = generate_timed(self.pair.target, inputs, **self._call(method, mode))
                 texts[method].append(tokens)
                 seconds[method].append(taken)
+        temperature = self.options.temperature if mode == "sample" else 0.0
         about = {
             "mode": mode,
-            "temperature": self.options.temperature if mode == "sample" else 0.0,
+            "temperature": temperature,
             "prompt": index,
             "sources": [source(prompt) for prompt in batch],
         }
-        rows, expected = [], texts[BASELINE][0]
+        results = []
+        expected = texts[BASELINE][0]
         for method, found in texts.items():
             call = self._call(method, mode)
             torch.manual_seed(seed)
-            row = {"method": method} | about | self._speed(found[-1], seconds[method]) | self._rounds(inputs, call)
+            result = {"method": method} | about | self._speed(found[-1], seconds[method]) | self._rounds(inputs, call)
             others = [tokens for tokens in found if not torch.equal(tokens, expected)]
-            row["equals_plain"] = not others
+            result["equals_plain"] = not others
             if others and drafter_in(call) is not None:
                 plain = self._call(BASELINE, mode)
-                row["partings"] = partings(self.pair.target, inputs, others[0], seed, **plain)
-            rows.append(row)
-        return rows
+                result["partings"] = find_divergences(self.pair.target, inputs, others[0], seed, **plain)
+            results.append(result)
+        return results
 
     def _inputs(self, batch: Sequence[dict[str, Any]]) -> Any:
         return encode(self.pair.tokenizer, batch).to(self.pair.target.device)
@@ -99,8 +108,9 @@ class Bench:
 
     def _speed(self, tokens: torch.Tensor, seconds: list[float]) -> Row:
         end_of_text = self.pair.target.generation_config.eos_token_id
-        texts = [until_end(row, end_of_text) for row in tokens.tolist()]
-        count, median = sum(map(len, texts)), statistics.median(seconds)
+        texts = [until_end(text, end_of_text) for text in tokens.tolist()]
+        count = sum(map(len, texts))
+        median = statistics.median(seconds)
         return {
             "new_tokens": count,
             "seconds": median,
@@ -110,28 +120,40 @@ class Bench:
         }
 
     def _rounds(self, inputs: Any, call: Arguments) -> Row:
-        """Acceptance and the time in a round; where the last timed run does not say, from another one."""
-        phases, loops = None, 0
-        if (drafter := drafter_in(call)) is not None:
+        """Return acceptance and the time in a round, from another run if the last timed run did not record them."""
+        milliseconds = None
+        drafter = drafter_in(call)
+        if drafter is not None:
             if drafter.stats.phases is None:
                 self._empty_tables()
                 with timed_phases():
                     self.pair.target.generate(**inputs, **call)
             stats = drafter.stats
-            phases, loops = stats.phases, max(map(len, stats.rows))
+            loops = max(map(len, stats.rows))
+            if stats.phases and loops:
+                milliseconds = {name: 1000 * seconds / loops for name, seconds in stats.phases.items()}
         elif call.keys() & {"prompt_lookup_num_tokens", "assistant_model", "use_mtp"}:
             lengths = streamed_rounds(self.pair.target, inputs, **call)
             stats = DecodingStats(max(lengths, default=1) - 1, rows=[lengths])
         else:
             stats = DecodingStats(0)
-        return {
+        result: Row = {
             "num_rounds": stats.num_rounds,
             "num_drafted": stats.num_drafted,
             "num_copied": stats.num_copied,
-            "proposal_length": stats.proposal_length if stats.proposed and stats.num_drafted else None,
-            "copied_length": stats.copied_length if stats.num_copied else None,
-            "acceptance_length": stats.acceptance_length if stats.num_drafted else None,
-            "tokens_per_forward": stats.tokens_per_forward if stats.num_rounds else None,
+            "proposal_length": None,
+            "copied_length": None,
+            "acceptance_length": None,
+            "tokens_per_forward": None,
             "acceptance_rate_at": stats.acceptance_rate_at or None,
-            "ms_per_round": {name: 1000 * s / loops for name, s in phases.items()} if phases and loops else None,
+            "ms_per_round": milliseconds,
         }
+        if stats.num_drafted:
+            result["acceptance_length"] = stats.acceptance_length
+            if stats.proposed:
+                result["proposal_length"] = stats.proposal_length
+        if stats.num_copied:
+            result["copied_length"] = stats.copied_length
+        if stats.num_rounds:
+            result["tokens_per_forward"] = stats.tokens_per_forward
+        return result

@@ -1,4 +1,4 @@
-"""The arguments that each method of a benchmark adds to a call of `generate`."""
+"""Choose the methods of a benchmark, each by the arguments that it adds to a call of `generate`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hf_domino._common.refusal import refusal
-from hf_domino.evaluation.benchmark.options import COPIES, TRANSFORMERS_OWN, WITH_COPIES, BenchOptions
+from hf_domino.evaluation.benchmark.options import LOOKUP, TRANSFORMERS_OWN, WITH_LOOKUP, BenchOptions
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.pair import Pair
 
@@ -15,8 +15,8 @@ Arguments = dict[str, Any]
 
 
 def choose_methods(pair: Pair, options: BenchOptions) -> tuple[dict[str, Arguments], dict[str, str]]:
-    """Give the arguments of `generate` of each method, plain generation first, and why others cannot be measured."""
-    # A Domino drafter alone has methods of its own. Others are compared, and come last.
+    """Return the arguments of each method, plain generation first, and why other methods cannot be measured."""
+    # A single Domino drafter has methods of its own. Other drafters are compared, and come last.
     is_alone = [drafter.config.projector_type for drafter in pair.drafters.values()] == ["domino"]
     compared = {} if is_alone else dict(pair.drafters)
     found = {name: _arguments(name, pair, options) for name in options.wanted(compares=bool(compared))}
@@ -33,7 +33,7 @@ def choose_methods(pair: Pair, options: BenchOptions) -> tuple[dict[str, Argumen
 
 
 def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
-    """The arguments of a method, or the reason why it cannot be measured here."""
+    """Return the arguments of a method, or the reason why it cannot be measured here."""
     if name in TRANSFORMERS_OWN and options.batch_size > 1:
         return "Transformers decodes it one sequence at a time"
     if name == "mtp":
@@ -43,24 +43,29 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
     if name == "assistant":
         _check_assistant(pair)
         return {"assistant_model": pair.assistant}
-    copies: Arguments = {"prompt_lookup_num_tokens": options.lookup_tokens} if name in (COPIES, WITH_COPIES) else {}
+    arguments: Arguments = {}
+    if name in (LOOKUP, WITH_LOOKUP):
+        arguments["prompt_lookup_num_tokens"] = options.lookup_tokens
     if not name.startswith("domino"):
-        return copies
-    if (kind := pair.drafter.config.title) != "Domino":
-        return f"the drafter is of another kind: {kind}"
-    # Whole blocks, or as far as it pays.
-    how = {"draft_length": "full", "draft_tree_size": None} if name == "domino" else {"draft_length": "adaptive"}
-    return copies | {"assistant_model": pair.drafter.view(**how)}
+        return arguments
+    method = pair.drafter.config.title
+    if method != "Domino":
+        return f"the drafter is of another kind: {method}"
+    if name == "domino":
+        view = pair.drafter.view(draft_length="full", draft_tree_size=None)
+    else:
+        view = pair.drafter.view(draft_length="adaptive")
+    return arguments | {"assistant_model": view}
 
 
 def _mtp(target: Any) -> Arguments | str:
-    """Transformers' own use of a target's MTP layers, which it reads from the target's files at each call."""
+    """Return the arguments for Transformers' use of MTP layers, which it reads from the target's files at each call."""
     if not getattr(target.config.get_text_config(decoder=True), "num_mtp_layers", None):
         return "the target has no such layers"
     call: Arguments = {"use_mtp": True}
     try:
         target.generate(torch.ones(1, 2, dtype=torch.long, device=target.device), max_new_tokens=2, **call)
-    except Exception as error:  # what of it can be missing is not told in one way
+    except Exception as error:  # missing parts raise different errors
         return " ".join(str(error).split())
     return call
 
@@ -73,6 +78,6 @@ def _check_assistant(pair: Pair) -> None:
 
 
 def drafter_in(arguments: Arguments) -> DominoDraftModel | None:
-    """The drafter of ours that a method runs, if any."""
+    """Return our drafter that a method runs, or None."""
     drafter = arguments.get("assistant_model")
     return drafter if isinstance(drafter, DominoDraftModel) else None

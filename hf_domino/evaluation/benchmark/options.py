@@ -1,4 +1,4 @@
-"""Methods of a benchmark by name, and its options, each written once for Python and for `hf-domino bench`."""
+"""Name the methods of a benchmark, and declare its options once for Python and `hf-domino bench`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hf_domino._common.fields import MOST_SEED, PROMPT_FIELDS
 from hf_domino._common.options import option
 from hf_domino._common.refusal import refusal
 
-# Name to label in tables, Markdown, in the order of tables. To compare another one, add it here and to `methods`.
+# Name -> label in Markdown, in the order of tables. To compare another method, add it here and to `methods`.
 METHODS = {
     "plain": "plain `generate`",
     "lean": "plain, lean loop",
@@ -27,29 +27,35 @@ METHODS = {
     "domino_adaptive": "**Domino**",
     "domino_lookup": "**Domino with prompt lookup**",
 }
-BASELINE, COPIES, WITH_COPIES = "plain", "prompt_lookup", "domino_lookup"
-DEFAULT = (BASELINE, COPIES, "domino_adaptive", WITH_COPIES)
+BASELINE = "plain"
+LOOKUP = "prompt_lookup"
+WITH_LOOKUP = "domino_lookup"
+DEFAULT = (BASELINE, LOOKUP, "domino_adaptive", WITH_LOOKUP)
 ALL = "all"
 # Transformers' own assistants decode one sequence at a time, and sample other texts than plain generation.
-TRANSFORMERS_OWN = (COPIES, "assistant", "early_exit", "mtp", "native_dflash")
-# Others are of rows that were published before.
-MEASURABLE = (BASELINE, COPIES, "recycling", "assistant", "mtp", "domino", "domino_adaptive", WITH_COPIES)
+TRANSFORMERS_OWN = (LOOKUP, "assistant", "early_exit", "mtp", "native_dflash")
+# The other methods occur in results that were published before.
+MEASURABLE = (BASELINE, LOOKUP, "recycling", "assistant", "mtp", "domino", "domino_adaptive", WITH_LOOKUP)
 
-MODELS, TEXTS, MEASURED, ROWS = "models", "texts", "what is measured", "rows"  # groups of flags
+# Groups of flags.
+MODELS = "models"
+TEXTS = "texts"
+MEASURED = "what is measured"
+ROWS = "rows"
 AT_LEAST_ONE = ("num_prompts", "batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size")
 
 
 def keeps_seed(method: str) -> bool:
-    """Whether a method promises plain generation's sampled text from the same seed; each drafter by itself does."""
+    """Return whether a method promises to sample the same text as plain generation from the same seed."""
     return method not in TRANSFORMERS_OWN
 
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Methods, texts and models of [`benchmark`], and the file of its rows."""
+    """Methods, texts and models of [`benchmark`], and the file of its results."""
 
     target: str | None = None
-    drafter: tuple[str, ...] = ()  # several, of any kind, are compared
+    drafter: tuple[str, ...] = ()  # several drafters of any method are compared
     dtype: str = "float32"
     device: str = "cpu"
     assistant: str | None = option(None, "a small model with the target's vocabulary, to compare with", group=MODELS)
@@ -83,13 +89,15 @@ class BenchOptions:
 
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:
-            if (value := getattr(self, name)) is not None and value < 1:
+            value = getattr(self, name)
+            if value is not None and value < 1:
                 raise refusal(f"--{name.replace('_', '-')}", "at least 1", value, "Leave it out for its default.")
         if not 0 <= self.temperature < math.inf:
             raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
         if not 0 <= self.seed <= MOST_SEED:
             raise refusal("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
-        for name in () if self.methods in (None, (ALL,)) else self.methods:
+        named = () if self.methods in (None, (ALL,)) else self.methods
+        for name in named or ():
             if name not in MEASURABLE:
                 raise refusal("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")
             if name == "assistant" and self.assistant is None:
@@ -97,13 +105,14 @@ class BenchOptions:
                 raise refusal("--methods assistant", "given with --assistant", "none", remedy)
 
     def wanted(self, compares: bool) -> list[str]:
-        """Names of the methods to measure, in the order of tables; `compares`: drafters are methods by themselves."""
-        names = self.methods or ((COPIES,) if compares else (*DEFAULT, "assistant"))
+        """Return the methods to measure in the order of tables; with `compares`, drafters are methods by themselves."""
+        default = (LOOKUP,) if compares else (*DEFAULT, "assistant")
+        names = self.methods or default
         possible = [name for name in MEASURABLE if name != "assistant" or self.assistant]
         return [name for name in possible if names == (ALL,) or name in (BASELINE, *names)]
 
     @property
     def needs_drafter(self) -> bool:
-        """Whether any of the methods runs the pair's drafter."""
+        """Return whether any of the methods runs the pair's drafter."""
         names = self.methods or DEFAULT
         return self.tree_size is not None or any(name == ALL or name.startswith("domino") for name in names)

@@ -1,4 +1,4 @@
-"""Prompts of a benchmark: texts, or conversations where the tokenizer has a chat template."""
+"""Encode the prompts of a benchmark: texts, or conversations if the tokenizer has a chat template."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hf_domino.data.encoding import encode_text
 
 
 def encode(tokenizer: Any, batch: Sequence[dict[str, Any]]) -> Any:
-    """Token ids and attention mask `[B, T]` of a batch, padded on the left."""
+    """Return token ids and attention mask `[B, T]` of a batch, padded on the left."""
     return tokenizer.pad([encode_one(tokenizer, prompt) for prompt in batch], padding_side="left", return_tensors="pt")
 
 
 def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> Any:
-    """Token ids and attention mask `[T]` of one prompt; `variables` are those of the chat template."""
+    """Return token ids and attention mask `[T]` of one prompt; `variables` are those of the chat template."""
     if "messages" not in prompt:
         ids = encode_text(prompt["text"], tokenizer, goes_on=True)
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -29,7 +29,7 @@ def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> A
 
 
 def source(prompt: dict[str, Any]) -> list[Any]:
-    """The name of a prompt in a row: module, offset and hash."""
+    """Return the name of a prompt in a result: module, offset and hash."""
     text = json.dumps(prompt["messages"]) if "messages" in prompt else prompt["text"]
     digest = prompt.get("sha256") or hashlib.sha256(text.encode()).hexdigest()
     return [prompt.get("module"), prompt.get("offset"), digest]

@@ -1,4 +1,4 @@
-"""From measured rows to the tables that are published: no figure is typed by hand."""
+"""Render the published tables from measured results, so that no figure is typed by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
-from hf_domino.evaluation.benchmark.options import BASELINE, COPIES, METHODS, WITH_COPIES, keeps_seed
+from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, METHODS, WITH_LOOKUP, keeps_seed
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import (
     Summary,
@@ -22,25 +22,25 @@ from hf_domino.evaluation.benchmark.summary import (
 
 
 def label(method: str) -> str:
-    """A method's name in tables."""
+    """Return a method's name in tables."""
     return METHODS.get(method, method)
 
 
 def modes_of(rows: Sequence[Row]) -> dict[str, str]:
-    """The modes that were measured, each with its name in tables."""
+    """Return the modes that were measured, each with its name in tables."""
     return {"greedy": "greedy"} | {
         row["mode"]: f"T = {row['temperature']}" for row in rows_of(rows, BASELINE, "sample")
     }
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
-    """The methods that were measured, in the order of `METHODS`; others follow."""
+    """Return the methods that were measured, in the order of `METHODS`, followed by others."""
     found = {row["method"]: None for row in measured(rows)}
     return list({method: None for method in METHODS if method in found} | found)
 
 
 def plain_label(method: str) -> str:
-    """A method's name without Markdown."""
+    """Return a method's name without Markdown."""
     return re.sub("[*`]", "", label(method))
 
 
@@ -63,13 +63,14 @@ def speeds_table(rows: Sequence[Row], modes: Mapping[str, str]) -> str:
 
 
 def acceptance_of(summary: Summary) -> str:
-    """Acceptance length, and where single steps were among the rounds the tokens per forward behind it."""
-    length, per_forward = number(summary.acceptance_length), number(summary.tokens_per_forward)
+    """Return the acceptance length, followed by the tokens per forward if some rounds were plain decode steps."""
+    length = number(summary.acceptance_length)
+    per_forward = number(summary.tokens_per_forward)
     return length if length == per_forward else f"{length} ({per_forward})"
 
 
 def comparisons(rows: Sequence[Row]) -> list[str]:
-    """Say of each mode how every further drafter, or its trees, compares with the first, or its chains."""
+    """Compare every further drafter with the first, or trees with chains, in a sentence for each mode."""
     drafters = [method for method in methods_of(rows) if method not in METHODS]
     pairs = [(other, drafters[0]) for other in drafters[1:]]
     said = []
@@ -85,44 +86,50 @@ def comparisons(rows: Sequence[Row]) -> list[str]:
 
 
 def conclusion(rows: Sequence[Row]) -> str:
-    """Say in one sentence whether the fastest drafter beats plain generation, greedy; empty where there was none."""
+    """Say in one sentence whether the fastest drafter beats greedy plain generation; empty if there was none."""
     others = [method for method in methods_of(rows) if method != BASELINE]
     speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
     if not speed_ups:
         return ""
     drafters = [method for method in others if method not in METHODS or method.startswith("domino")]
-    best = max(drafters or set(others) - {COPIES} or others, key=speed_ups.__getitem__)
+    best = max(drafters or set(others) - {LOOKUP} or others, key=speed_ups.__getitem__)
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
-    if best == WITH_COPIES and (alone := speed_ups.get("domino_adaptive")):
+    alone = speed_ups.get("domino_adaptive")
+    if best == WITH_LOOKUP and alone:
         counted += f", and {alone:.2f} x without copies"
-    copies = speed_ups.get(COPIES, 0.0)
-    way_out = f"use prompt lookup without a drafter, {copies:.2f} x" if gains(copies) else WAY_OUT
+    lookup = speed_ups.get(LOOKUP, 0.0)
+    way_out = WAY_OUT
+    if gains(lookup):
+        way_out = f"use prompt lookup without a drafter, {lookup:.2f} x"
     return verdict(speed_ups[best], plain_label(best), counted, way_out)
 
 
 def number(value: float | None, unit: str = "") -> str:
-    """A figure in a table; empty where there is none."""
+    """Return a figure in a table, which is empty for None."""
     return "" if value is None else f"{value:.2f}{unit}"
 
 
 def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """A table whose first column names its lines."""
+    """Return a table whose first column names its lines."""
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)]) + "\n"
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Tell in one paragraph the machine and texts of the rows, the number of equal outputs, and what is missing."""
+    """Describe in one paragraph the machine, the texts, the number of equal outputs, and what was not measured."""
     first = measured(rows)[0]
     plain = rows_of(rows, BASELINE, "greedy")
     sources = [source for row in plain for source in row["sources"]]
-    prompts = _count(len(sources), "held-out prompt" if all(module for module, *_ in sources) else "prompt")
+    noun = "held-out prompt" if all(module for module, *_ in sources) else "prompt"
+    prompts = _count(len(sources), noun)
     written = sum(row["new_tokens"] for row in plain) / max(len(sources), 1)
-    most = f"{first['max_new_tokens']} new tokens"
-    tokens = most if written == first["max_new_tokens"] else f"up to {most} (plain, greedy: {written:.0f} on average)"
+    tokens = f"{first['max_new_tokens']} new tokens"
+    if written != first["max_new_tokens"]:
+        tokens = f"up to {tokens} (plain, greedy: {written:.0f} on average)"
     commit = re.sub("^([0-9a-f]{7}).*", r"\1", first["commit"])
-    is_on_cpu = first["device"] == "cpu"
-    place = f"{_count(first['threads'], 'thread')} of {first['hardware']}" if is_on_cpu else first["hardware"]
+    place = first["hardware"]
+    if first["device"] == "cpu":
+        place = f"{_count(first['threads'], 'thread')} of {place}"
     return (
         f"{first['pair']}, {prompts} x {tokens}, batch {first['batch_size']}, "
         f"{first['dtype']}, {place}; all methods interleaved in one process, median of "
@@ -134,45 +141,52 @@ def caption(rows: Sequence[Row]) -> str:
 
 
 def _equality(rows: Sequence[Row]) -> str:
-    """Count the outputs that are plain generation's: greedy ones, and sampled ones by the promise of their methods."""
+    """Count the outputs that equal those of plain generation, greedy and sampled."""
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
     kept, lost = ([row for row in sampled if keeps_seed(row["method"]) is keeps] for keeps in (True, False))
     text = f"Greedy outputs equal to plain `generate`: {_equal(greedy)}."
-    text += f" Sampled ones, with the same seed: {_equal(kept)}" if sampled else ""
-    text += f"; by Transformers' own assistants {_equal(lost)}" if lost else ""
-    return f"{text}{'.' if sampled else ''}{_partings(others)}"
+    if sampled:
+        text += f" Sampled ones, with the same seed: {_equal(kept)}"
+        if lost:
+            text += f"; by Transformers' own assistants {_equal(lost)}"
+        text += "."
+    return text + _divergences(others)
 
 
 def _equal(rows: Sequence[Row]) -> str:
     return f"{count_equal(rows)} of {len(rows)}"
 
 
-def _partings(rows: Sequence[Row]) -> str:
-    """Tell the margins of texts that part from plain generation's, where rows have them."""
-    parted = [row for row in rows if row.get("partings")]
-    if not parted:
+def _divergences(rows: Sequence[Row]) -> str:
+    """Report the margins at which texts diverge from those of plain generation, if the results have them."""
+    diverged = [row for row in rows if row.get("partings")]
+    if not diverged:
         return ""
-    margins = [at["margin"] for row in parted for at in row["partings"] if at["margin"] is not None]
-    spread = (
-        f": margins of its logits up to {max(margins):.2g}, median {statistics.median(margins):.2g}" if margins else ""
-    )
+    margins = [at["margin"] for row in diverged for at in row["partings"] if at["margin"] is not None]
+    spread = ""
+    if margins:
+        spread = f": margins of its logits up to {max(margins):.2g}, median {statistics.median(margins):.2g}"
     return (
-        f" Of ours that differ, {sum(map(are_ties, parted))} of {len(parted)} part from it at a tie within what "
-        f"{parted[0]['dtype']} rounds{spread}."
+        f" Of ours that differ, {sum(map(are_ties, diverged))} of {len(diverged)} part from it at a tie within what "
+        f"{diverged[0]['dtype']} rounds{spread}."
     )
 
 
 def _notes(rows: Sequence[Row]) -> str:
-    """Tell whether the text loops, and which methods were not measured."""
+    """Report whether the text loops, and which methods were not measured."""
     ratios = [f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()]
     notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
     summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]
     if any("(" in acceptance_of(one) for one in summaries):
         notes += " Acceptance length is of rounds that drafted; in brackets, tokens per forward."
     skipped = [f"{plain_label(row['method'])} ({row['skipped']})" for row in rows if "skipped" in row]
-    return notes + (f" Not measured: {'; '.join(skipped)}." if skipped else "")
+    if skipped:
+        notes += f" Not measured: {'; '.join(skipped)}."
+    return notes
 
 
 def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    if number != 1:
+        noun += "s"
+    return f"{number} {noun}"

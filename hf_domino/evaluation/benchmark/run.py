@@ -1,4 +1,4 @@
-"""A whole benchmark: load, choose, measure batch by batch, and say which outputs differ."""
+"""Run a benchmark: load the models, choose methods, measure batch by batch, and report outputs that differ."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
 from hf_domino.pair import PROMPTS, Pair, check_device, find_pair, load_pair, read_prompts
 
-EXACT_DTYPE = "float32"  # in which greedy output must equal plain generation's
+EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of plain generation
 
 
 def benchmark(options: BenchOptions) -> list[Row]:
-    """Measure every way to generate that the options ask for, in one process, and return a row a prompt and method."""
-    # Rows are written a batch at a time; those of the same run that are there stay.
+    """Measure the methods that the options ask for, and return a result for each prompt and method.
+
+    Results are written a batch at a time, and results of the same run that are there already are kept.
+    """
     check_device(options.device)
     if options.rows.is_dir():
         raise refusal("--rows", "a file", str(options.rows), "Name one in it, such as results.jsonl.")
@@ -40,11 +42,15 @@ def benchmark(options: BenchOptions) -> list[Row]:
         is_drafted=options.needs_drafter,
     )
     methods, skipped = choose_methods(pair, options)
-    prompts, size = read_prompts(prompts_of(pair, options.prompts))[: options.num_prompts], options.batch_size
+    prompts = read_prompts(prompts_of(pair, options.prompts))[: options.num_prompts]
+    size = options.batch_size
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
-    bench, origin = Bench(pair, methods, options), origin_of(options, pair, methods)
+    bench = Bench(pair, methods, options)
+    origin = origin_of(options, pair, methods)
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
-    kept = [] if options.overwrite else finished(options.rows, origin, todo, options.temperature)
+    kept = []
+    if not options.overwrite:
+        kept = finished(options.rows, origin, todo, options.temperature)
     rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
     write_whole(options.rows, to_lines(rows))
     for done in {(row["mode"], row["prompt"]) for row in kept}:
@@ -62,7 +68,7 @@ def benchmark(options: BenchOptions) -> list[Row]:
 
 
 def prompts_of(pair: Pair, given: Path | None) -> Path:
-    """File of prompts: the one that was named, else the target's, else the bundled pair's."""
+    """Return the file of prompts: the one that was given, or else the target's, or else the bundled pair's."""
     own = pair.folder / PROMPTS
     if given or own.is_file():
         return given or own
@@ -73,15 +79,15 @@ def prompts_of(pair: Pair, given: Path | None) -> Path:
 
 
 def report_differences(rows: Sequence[Row]) -> bool:
-    """Say on stderr which outputs differ from plain generation's; whether any do in fp32, but at a tie."""
+    """Print which outputs differ from those of plain generation; return whether any differs in fp32 without a tie."""
     different = [row for row in measured(rows) if row["equals_plain"] is False]
     wrong = [row for row in different if row["mode"] == "greedy" or keeps_seed(row["method"])]
     for mode, method in dict.fromkeys((row["mode"], row["method"]) for row in wrong):
         found = rows_of(wrong, method, mode)
         what = "prompt" if found[0]["batch_size"] == 1 else "batch"
-        kind = "greedy" if mode == "greedy" else "sampled"
+        choice = "greedy" if mode == "greedy" else "sampled"
         print(
-            f"DIFFERENT: {kind} output of {label(method)} is not plain generate's for {len(found)} {what}(s), first "
+            f"DIFFERENT: {choice} output of {label(method)} is not plain generate's for {len(found)} {what}(s), first "
             f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them part at a tie.",
             file=sys.stderr,
         )

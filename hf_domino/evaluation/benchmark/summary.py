@@ -1,4 +1,4 @@
-"""One method in one mode over all prompts: medians, spread, acceptance, the time in a round."""
+"""Summarize one method in one mode over all prompts: medians, spread, acceptance, and the time in a round."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hf_domino.evaluation.check.estimate import estimate_mean
 
 @dataclass(frozen=True)
 class Summary:
-    """One method in one mode over all prompts; None or empty where there are no rounds, or nothing to tell."""
+    """The summary of one method in one mode; fields are None or empty if there are no rounds or no data."""
 
     tokens_per_second: float  # median over prompts
     quartiles: tuple[float, float]  # of tokens/s over all prompts and repeats
     speed_up: float  # over plain generation
     acceptance_length: float | None  # mean over all rounds that drafted
-    tokens_per_forward: float | None  # mean over all rounds, copies and single steps included
-    acceptance_rate_at: list[float]  # share of the rounds that drafted which accepted proposal k
+    tokens_per_forward: float | None  # mean over all rounds, including prompt lookup and plain decode steps
+    acceptance_rate_at: list[float]  # share of the drafted rounds that accepted proposal k
     ms_per_round: dict[str, float]  # mean of each phase
     distinct_4gram: float  # mean over prompts of the share of 4-grams that are new
     num_equal: int  # prompts whose tokens equal plain generation's
@@ -38,7 +38,9 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
         raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
     speed, base = (statistics.median(row["tokens_per_second"] for row in found) for found in (chosen, plain))
     speeds = [row["new_tokens"] / seconds for row in chosen for seconds in row["seconds_each"]]
-    first, _, third = statistics.quantiles(speeds if speeds[1:] else speeds * 2, n=4, method="inclusive")
+    if len(speeds) == 1:  # `quantiles` needs two
+        speeds *= 2
+    first, _, third = statistics.quantiles(speeds, n=4, method="inclusive")
     return Summary(
         tokens_per_second=speed,
         quartiles=(first, third),
@@ -54,39 +56,41 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
 
 
 def speed_ups_of(rows: Sequence[Row], method: str, other: str, mode: str) -> list[float]:
-    """The speed-up of one method over another on each prompt that both were measured on."""
+    """Return the speed-up of one method over another on each prompt on which both were measured."""
     speeds = [{row["prompt"]: row["tokens_per_second"] for row in rows_of(rows, one, mode)} for one in (method, other)]
     return [speeds[0][prompt] / speeds[1][prompt] for prompt in sorted(speeds[0].keys() & speeds[1].keys())]
 
 
 def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tuple[float, float, float]:
-    """The speed-up of one method over another on equal prompts: geometric mean, and its 95 % interval."""
+    """Return the geometric mean of one method's speed-up over another on equal prompts, and its 95 % interval."""
     mean = estimate_mean([[math.log(ratio)] for ratio in speed_ups_of(rows, method, other, mode)])
     return math.exp(mean), math.exp(mean.low), math.exp(mean.high)
 
 
 def count_equal(rows: Iterable[Row]) -> int:
-    """Count the rows that have plain generation's tokens."""
+    """Count the results with the tokens of plain generation."""
     return sum(bool(row["equals_plain"]) for row in rows)
 
 
 def are_ties(row: Row) -> bool:
-    """Whether all texts of a row part from plain generation's at a tie, where rounding decides."""
-    partings = row.get("partings") or ()
-    return bool(partings) and all(at["margin"] is not None and at["margin"] <= at["tie"] for at in partings)
+    """Return whether all texts of a result diverge from plain generation at a tie, which rounding decides."""
+    divergences = row.get("partings") or ()
+    return bool(divergences) and all(at["margin"] is not None and at["margin"] <= at["tie"] for at in divergences)
 
 
 def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
-    """The measured rows of one method in one mode."""
+    """Return the results of one method in one mode."""
     return [row for row in rows if row["method"] == method and row.get("mode") == mode]
 
 
 def _means(rows: Iterable[Row], field: str, weight: str) -> dict[Any, float]:
-    """Mean over rounds of each entry of a field, of which a single figure is number 0; empty without rounds."""
+    """Return the mean over rounds of each entry of a field (a single figure is entry 0); empty without rounds."""
     counted = [row for row in rows if row[weight] and row[field]]
     sums: dict[Any, float] = {}
     for row in counted:
-        entries = row[field] if isinstance(row[field], dict) else dict(enumerate(np.atleast_1d(row[field])))
+        entries = row[field]
+        if not isinstance(entries, dict):
+            entries = dict(enumerate(np.atleast_1d(entries)))
         for name, entry in entries.items():
             sums[name] = sums.get(name, 0.0) + row[weight] * float(entry)
     num_rounds = sum(row[weight] for row in counted)

@@ -1,6 +1,6 @@
-"""One generation: its time, and its rounds where Transformers' own loop makes them.
+"""Time one generation, and count its rounds if Transformers' own loop makes them.
 
-Timed generations run without a streamer, which would make some loops wait for the device at every token.
+Timed generations run without a streamer, because it makes some loops wait for the device at every token.
 
 Shapes: B batch, N new tokens.
 """
@@ -26,13 +26,13 @@ def timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
 
 
 def generate_timed(target: Any, inputs: Any, **arguments: Any) -> tuple[torch.Tensor, float]:
-    """New token ids `[B, N]` of one generation, and seconds from call to return."""
+    """Return the new token ids `[B, N]` of one generation, and the seconds from call to return."""
     output, seconds = timed(target.device, partial(target.generate, **inputs, **arguments))
     return output[:, inputs["input_ids"].shape[1] :], seconds
 
 
 def streamed_rounds(target: Any, inputs: Any, **arguments: Any) -> list[int]:
-    """Tokens that each round of Transformers' own assisted loop returned; the forward over the prompt is no round."""
+    """Return the number of tokens in each round of Transformers' assisted loop, without the forward over the prompt."""
     counts: list[int] = []
     # The assisted loop streams all tokens of a round at once.
     streamer = SimpleNamespace(put=lambda value: counts.append(value.numel()), end=lambda: None)

@@ -1,7 +1,7 @@
-"""The self-test: does a drafter fit its target, although all shapes match, and if not, why not.
+"""Test whether a drafter fits its target, although all shapes match, and if not, find out why.
 
-`width` asks first whether the target can be drafted for at all; `prompts` prepares what is asked, `measure` runs real
-rounds, variants of them and times, `verdict` says what they mean.
+`width` first checks that the target can be drafted for at all. Then `prompts` prepares the prompts, `measure` runs real
+rounds, variants of the drafter and timings, and `verdict` interprets them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hf_domino.target.identity import TargetIdentity, identity_of, recognise
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "WidthProbe", "check_fit", "probe_width"]
 
 MAX_NEW_TOKENS = 64  # per prompt
-PROMPTS_AT_A_TIME = 4  # before it is asked whether they were enough
+PROMPTS_AT_A_TIME = 4  # then the verdict shows whether they were enough
 
 
 def check_fit(
@@ -40,9 +40,8 @@ def check_fit(
 ) -> CheckResult:
     """Measure whether a drafter fits its target, and say why if it does not.
 
-    Generates a little text greedily and looks at what is accepted, as configured and with other layers, the other
-    `shift_label`, without correction head and without context; then times a few prompts, where it may fit. Neither
-    model is changed. Prompts are taken a few at a time, until the verdict is outside its sampling error.
+    It generates a little text as configured and with other layers, another `shift_label`, no correction head or no
+    context, until the verdict is outside its sampling error, and then times a few prompts if the drafter may fit.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
@@ -57,8 +56,7 @@ def check_fit(
         [`CheckResult`]: `fits`, `causes` and the measurements; print it for a table.
 
     Raises:
-        ValueError: If sizes, layers or model type differ, if the target's forward depends on how many positions it is
-            given (see [`probe_width`]), or if there is nothing to measure.
+        ValueError: If sizes, layers or model type differ, [`probe_width`] fails, or there is nothing to measure.
 
     Example:
     ```python
@@ -79,7 +77,8 @@ def check_fit(
     recorded = TargetIdentity.recorded_in(drafter.config)
     is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
-    modes, variants = defaultdict[str, list[list[int]]](list), defaultdict[str, list[list[int]]](list)
+    modes: dict[str, list[list[int]]] = defaultdict(list)
+    variants: dict[str, list[list[int]]] = defaultdict(list)
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
             text = write_text(drafter, target, prompt, max_new_tokens)
@@ -89,7 +88,8 @@ def check_fit(
         result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
-    return replace(result, speed_ups=[] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens))
+    speed_ups = [] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens)
+    return replace(result, speed_ups=speed_ups)
 
 
 def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:
@@ -97,8 +97,9 @@ def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:
 
 
 def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
-    """The drafter without wrappers; what cannot be measured is refused before anything is written."""
-    if (unwrapped := drafter_of(drafter)) is None:
+    """Return the drafter without wrappers, after a check that it can be measured with this target."""
+    unwrapped = drafter_of(drafter)
+    if unwrapped is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
         raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
     check_drafter(unwrapped)
@@ -111,9 +112,10 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
 
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:
-    """Whether the norms are still as initialised; training changes them within a few steps."""
-    # In half precision a little training rounds to 1 again, so a correction head that is not zero counts, too.
-    if (head := drafter.head) is not None and bool(head.up.weight.any()):
+    """Return whether the norms still have their initial values, which training changes within a few steps."""
+    # In half precision, norms round to 1 again after little training, so a correction head that is not zero counts.
+    head = drafter.head
+    if head is not None and bool(head.up.weight.any()):
         return False
     norms = [weight for name, weight in drafter.named_parameters() if "norm" in name]
     return all(bool((weight == 1).all()) for weight in norms)

@@ -1,6 +1,6 @@
-"""Means with their sampling error. Rounds of one text resemble each other, so texts are what is counted.
+"""Estimate means with their sampling error, over texts, because the rounds of one text resemble each other.
 
-The error is half the width of a 95 % confidence interval, by Student's t over the texts' sums.
+The error is half the width of a 95 % confidence interval, by Student's t over the sums of texts.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 # Student's t, two-sided at 95 %, for 1, 2, ... degrees of freedom; the last one stands for all beyond.
 T_QUANTILES = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
-MIN_ROUNDS = 8  # fewer say nothing either way: eight that agree are no chance
+MIN_ROUNDS = 8  # fewer rounds may agree by chance
 
 
 class Estimate(float):
@@ -35,12 +35,14 @@ class Estimate(float):
         return self + self.error
 
     def to_dict(self) -> dict[str, float | None]:
-        """Mean and error for JSON, which knows no NaN and no infinity: None."""
-        values = {"mean": float(self), "error": self.error}
-        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+        """Return mean and error for JSON, where None stands for NaN and infinity."""
+        mean = float(self) if math.isfinite(self) else None
+        error = self.error if math.isfinite(self.error) else None
+        return {"mean": mean, "error": error}
 
     def __str__(self) -> str:
-        return f"{self:.2f} ± {self.error:.2f}" if math.isfinite(self.error) else f"{self:.2f} ± ?"
+        error = f"{self.error:.2f}" if math.isfinite(self.error) else "?"
+        return f"{self:.2f} ± {error}"
 
 
 def estimate_mean(texts: Sequence[Sequence[float]]) -> Estimate:

@@ -29,9 +29,12 @@ from hf_domino.training.evidence.acceptance import accept_lengths
 from hf_domino.training.objective.forward import STATES
 
 # Names of the variants; the first two are followed by the value.
-LAYERS, SHIFT_LABEL = "with target_layer_ids=", "with shift_label="
-AS_CONFIGURED, WITHOUT_HEAD, WITHOUT_CONTEXT = "as configured", "without the correction head", "without context"
-TIMED_PROMPTS = 4  # they take about as long as the rest of the self-test
+LAYERS = "with target_layer_ids="
+SHIFT_LABEL = "with shift_label="
+AS_CONFIGURED = "as configured"
+WITHOUT_HEAD = "without the correction head"
+WITHOUT_CONTEXT = "without context"
+TIMED_PROMPTS = 4  # the timed prompts take about as long as the rest of the self-test
 
 
 class Text(NamedTuple):
@@ -39,23 +42,23 @@ class Text(NamedTuple):
 
     ids: torch.Tensor  # prompt and text, [1, S]
     prompt_length: int
-    acceptance_lengths: list[int]  # of the rounds that made it, its last one as far as the text goes
+    acceptance_lengths: list[int]  # of the rounds that made the text, of which the last one may be cut
 
 
 class Measurement(NamedTuple):
-    """Acceptance in one setting: per text, the acceptance length of each round, the bonus token included."""
+    """The acceptance length of each round of each text in one setting, including the bonus token."""
 
     name: str
     texts: list[list[int]]
 
     @property
     def num_rounds(self) -> int:
-        """Rounds measured."""
+        """Number of measured rounds."""
         return sum(len(rounds) for rounds in self.texts)
 
     @property
     def acceptance_length(self) -> Estimate:
-        """Mean tokens per round, bonus included; NaN without a round."""
+        """Mean number of tokens per round, including the bonus token; NaN without a round."""
         return estimate_mean(self.texts)
 
     @property
@@ -64,7 +67,7 @@ class Measurement(NamedTuple):
         return estimate_mean([[float(length > 1) for length in rounds] for rounds in self.texts])
 
     def to_dict(self) -> dict[str, Any]:
-        """The measurement for JSON."""
+        """Return the measurement for JSON."""
         return {
             "name": self.name,
             "num_texts": len(self.texts),
@@ -76,7 +79,7 @@ class Measurement(NamedTuple):
 
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
     """Generate greedily in real rounds; the drafter's `stats` stay as they are."""
-    view = drafter.view(draft_length="full")  # statistics are kept per object
+    view = drafter.view(draft_length="full")  # a view has statistics of its own
     model, asked, loop, kwargs = prepared(target, prompt.input_ids.to(input_device(target)), max_new_tokens)
     ids = assisted_decoding(model, asked, *loop, drafter=view, **kwargs)
     return Text(ids, asked.shape[1], list(view.stats.rows[0]))
@@ -86,8 +89,8 @@ def time_prompts(
     drafter: DominoDraftModel, target: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> list[float]:
     """Measure the speed-up over plain generation on each of the first prompts, drafting as configured."""
-    # Acceptance does not tell it: a round costs more or fewer steps of the target on every machine. The first prompt is
-    # written once more before, so that the drafter knows the cost of its rounds.
+    # Acceptance alone does not decide it, because the cost of a round in decode steps depends on the machine. The first
+    # prompt is generated once before, so that the drafter knows the cost of its rounds.
     loops = plainly, partial(assisted_decoding, drafter=drafter.view())
     speed_ups = []
     for prompt in (prompts[0], *prompts[:TIMED_PROMPTS]):
@@ -100,8 +103,8 @@ def time_prompts(
 
 
 def plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
-    """Write as the target alone does, as a loop for `custom_generate`, past the patch."""
-    # By place, as `generate` does not call it: so the patch leaves it alone.
+    """Generate as the target alone does, in a loop for `custom_generate` that the patch leaves alone."""
+    # The patch leaves calls with positional arguments alone, because `generate` never makes them.
     return model._sample(input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
 
@@ -111,7 +114,7 @@ def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[t
     yield AS_CONFIGURED, drafter.view()
     for layer_ids in _other_layer_ids(config, num_target_layers):
         yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
-    with suppress(ValueError):  # of a kind or a head that has no other order
+    with suppress(ValueError):  # the method or its head has no other order
         yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
     headless = config.headless()
     if drafter.has_correction_head and headless is not None:
@@ -120,20 +123,21 @@ def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[t
 
 
 def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[int]]:
-    """Layers a drafter may have been trained with instead: one off, in order, and by the releases' rule."""
+    """Return other layers that a drafter may have been trained with: one off, sorted, or by the releases' rule."""
     ids = list(config.target_layer_ids or ())
     candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
     candidates.append(config.choose_layers(num_target_layers, len(ids)))
     readable = readable_layers(config, num_target_layers)
-    # The weights fix how many there are.
+    # The weights fix the number of layers.
     fitting = (other for other in candidates if len(other) == len(ids) and set(other) <= set(readable) and other != ids)
     return list(map(list, dict.fromkeys(map(tuple, fitting))))
 
 
 @torch.no_grad()
 def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, text: Text) -> dict[str, list[int]]:
-    """Draft a block at every position of a text, once per variant; one shorter than a block gives no rounds."""
-    lengths, size = {}, drafter.config.block_size
+    """Draft a block at every position of a text, once per variant; a text shorter than a block gives no rounds."""
+    lengths = {}
+    size = drafter.config.block_size
     num_rounds = max(0, text.ids.shape[1] - text.prompt_length - size)
     all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)
     outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
@@ -142,5 +146,5 @@ def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, text: T
         states = [states.to(text.ids.device) for states in target_view.captured(outputs)]
         batch = {"input_ids": text.ids, STATES: torch.stack(states, dim=2)}
         _, found = accept_lengths(view, target_view, batch, text.prompt_length, name != WITHOUT_CONTEXT)
-        lengths[name] = found[:num_rounds].clamp(max=size).tolist()  # of the proposals that every variant has
+        lengths[name] = found[:num_rounds].clamp(max=size).tolist()  # every variant has this many proposals
     return lengths

@@ -1,4 +1,4 @@
-"""The prompts of a self-test: texts, chats in each mode that the chat template knows, or token ids as they are.
+"""Prepare the prompts of a self-test: texts, chats in each mode that the chat template knows, or token ids.
 
 Shapes: T prompt tokens.
 """
@@ -15,7 +15,7 @@ from transformers import AutoTokenizer, PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino.evaluation.benchmark.prompts import encode_one
 
-# A dozen: the fewer texts, the less certain a verdict. Not all are used where the first few are enough.
+# There are a dozen because few texts make a verdict uncertain. The rest is not used if the first few are enough.
 TEXTS = (
     'def read_lines(path):\n    """Return the lines of a text file."""\n',
     "import argparse\nimport json\n\n\ndef main():\n",
@@ -46,7 +46,10 @@ QUESTIONS = (
 )
 # Variables by which chat templates switch reasoning on and off.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
-TEXT, CHAT, THINKING, NOT_THINKING = "text", "chat", "chat, thinking", "chat, not thinking"
+TEXT = "text"
+CHAT = "chat"
+THINKING = "chat, thinking"
+NOT_THINKING = "chat, not thinking"
 
 
 class Prompt(NamedTuple):
@@ -59,19 +62,21 @@ class Prompt(NamedTuple):
 def prepare_prompts(
     target: PreTrainedModel, tokenizer: Any = None, prompts: Sequence[Any] | None = None
 ) -> list[Prompt]:
-    """Turn the prompts of [`check_fit`] into token ids; a text is a user's message where the tokenizer knows chats."""
+    """Turn the prompts of [`check_fit`] into token ids; a text becomes a user's message if there is a chat template."""
     if isinstance(prompts, str) or (prompts is not None and not len(prompts)):
         raise refusal("prompts", "a list of at least one prompt", prompts, "Leave it out for defaults.")
     if tokenizer is None and (prompts is None or not all(map(_is_ids, prompts))):
-        if not (path := getattr(target, "name_or_path", "")):
+        path = getattr(target, "name_or_path", "")
+        if not path:
             remedy = "Pass tokenizer=..., or prompts as lists of token ids."
             raise refusal("tokenizer", "given for a target that was not loaded from a folder or the Hub", None, remedy)
         tokenizer = AutoTokenizer.from_pretrained(path)
     has_template = getattr(tokenizer, "chat_template", None) is not None
-    given = prompts if prompts is not None else QUESTIONS if has_template else TEXTS
+    if prompts is None:
+        prompts = QUESTIONS if has_template else TEXTS
     prepared = [
         Prompt(mode, torch.as_tensor(ids, dtype=torch.long).view(1, -1))
-        for prompt in given
+        for prompt in prompts
         for mode, ids in _prepare(prompt, tokenizer, has_template).items()
     ]
     for index, ready in enumerate(prepared):
@@ -86,16 +91,20 @@ def _is_ids(prompt: Any) -> bool:
 
 
 def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> dict[str, Any]:
-    """Token ids of a prompt by mode: of a conversation each that the chat template knows."""
-    if isinstance(prompt, str):
-        prompt = {"messages": [{"role": "user", "content": prompt}]} if has_template else {"text": prompt}
+    """Return the token ids of a prompt by mode; a conversation has each mode that the chat template knows."""
     if _is_ids(prompt):
         return {TEXT: prompt}
-    prompt = prompt if isinstance(prompt, dict) else {"messages": list(prompt)}
+    if isinstance(prompt, str) and not has_template:
+        prompt = {"text": prompt}
+    elif isinstance(prompt, str):
+        prompt = {"messages": [{"role": "user", "content": prompt}]}
+    elif not isinstance(prompt, dict):
+        prompt = {"messages": list(prompt)}
     is_chat = "messages" in prompt
-    for switch in THINKING_SWITCHES if is_chat and has_template else ():
-        if re.search(rf"\b{switch}\b", str(tokenizer.chat_template)):
+    for switch in THINKING_SWITCHES:
+        if is_chat and has_template and re.search(rf"\b{switch}\b", str(tokenizer.chat_template)):
             on, off = (encode_one(tokenizer, prompt, **{switch: value})["input_ids"] for value in (True, False))
             if on != off:  # the word alone may mean something else
                 return {THINKING: on, NOT_THINKING: off}
-    return {CHAT if is_chat else TEXT: encode_one(tokenizer, prompt)["input_ids"]}
+    mode = CHAT if is_chat else TEXT
+    return {mode: encode_one(tokenizer, prompt)["input_ids"]}

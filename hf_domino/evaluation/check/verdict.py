@@ -1,6 +1,6 @@
-"""The verdict of a self-test: does the drafter fit, and if not, the likely cause.
+"""Decide whether a drafter fits, and if not, find the likely cause.
 
-Only differences outside the sampling error are a verdict or a cause; others are doubts that more prompts settle.
+Only differences outside the sampling error decide. Other differences are doubts, which more prompts can settle.
 """
 
 from __future__ import annotations
@@ -28,9 +28,16 @@ MIN_FIRST_RATE = 0.3
 # A variant explains something if rounds get longer by this share; between equally good settings it is below 0.03.
 MIN_GAIN = 0.1
 
-FITS, DOES_NOT_FIT, TOO_FEW = "fits", "does not fit", "too few to say"
-WRONG_LAYERS, WRONG_SHIFT_LABEL, HARMFUL_HEAD = "wrong layers", "wrong shift_label", "correction head harms"
-WRONG_TARGET, WRONG_MODE, UNTRAINED = "wrong target", "wrong chat mode", "untrained"
+FITS = "fits"
+DOES_NOT_FIT = "does not fit"
+TOO_FEW = "too few to say"
+
+WRONG_LAYERS = "wrong layers"
+WRONG_SHIFT_LABEL = "wrong shift_label"
+HARMFUL_HEAD = "correction head harms"
+WRONG_TARGET = "wrong target"
+WRONG_MODE = "wrong chat mode"
+UNTRAINED = "untrained"
 REMEDIES = {
     WRONG_LAYERS: "Set config.target_layer_ids to the layers it was trained with.",
     WRONG_SHIFT_LABEL: "It seems to be read one position off: give that shift_label to from_pretrained, or write it "
@@ -76,7 +83,9 @@ class CheckResult:
     @property
     def verdict(self) -> str:
         """`"fits"`, `"does not fit"` or `"too few to say"`."""
-        return DOES_NOT_FIT if self.causes else TOO_FEW if self.doubts else FITS
+        if self.causes:
+            return DOES_NOT_FIT
+        return TOO_FEW if self.doubts else FITS
 
     @property
     def fits(self) -> bool:
@@ -150,16 +159,19 @@ def judge(
     is_its_target: bool = False,
 ) -> CheckResult:
     """Decide whether a drafter fits, and order the likely causes if it does not."""
-    # `modes` are of real rounds; `variants` of the same positions, as configured first. A drafter whose weights look as
-    # initialised (`is_fresh`) does not fit even where it is accepted: it may copy a target that repeats itself.
+    # `modes` holds real rounds, and `variants` rounds at the same positions, of which the first is as configured. A
+    # drafter with initial weights (`is_fresh`) does not fit even if it is accepted, because the target may loop.
     rates = {mode.name: mode.first_rate for mode in modes}
     low = [name for name, rate in rates.items() if rate.high < MIN_FIRST_RATE]
     unclear = [name for name, rate in rates.items() if name not in low and not rate.low >= MIN_FIRST_RATE]
     doubts = [f"first proposals accepted: {rates[name]} in {name!r}, needed {MIN_FIRST_RATE}." for name in unclear]
-    causes = [Cause(UNTRAINED, "all norm weights are 1, as in a fresh model.")] if is_fresh else []
-    better = [] if not variants else _better_variants(variants[0], variants[1:])
-    causes += [cause for cause, is_certain in better if is_certain]
-    doubts += [cause.evidence for cause, is_certain in better if not is_certain]
+    causes = []
+    if is_fresh:
+        causes.append(Cause(UNTRAINED, "all norm weights are 1, as in a fresh model."))
+    if variants:
+        better = _better_variants(variants[0], variants[1:])
+        causes += [cause for cause, is_certain in better if is_certain]
+        doubts += [cause.evidence for cause, is_certain in better if not is_certain]
     if 0 < len(low) < len(rates) and not unclear:
         by_mode = ", ".join(f"{rate} in {name!r}" for name, rate in rates.items())
         causes.append(Cause(WRONG_MODE, f"first proposals accepted: {by_mode}."))
@@ -170,25 +182,28 @@ def judge(
 
 
 def _better_variants(before: Measurement, variants: Sequence[Measurement]) -> list[tuple[Cause, bool]]:
-    """A cause for each kind of variant that does clearly better, the best first, and whether it is no chance."""
+    """Return a cause for each change that does clearly better, the best first, and whether it is outside the error."""
     gains = {variant.name: estimate_difference(variant.texts, before.texts) for variant in variants}
     found: dict[str, tuple[Cause, bool]] = {}
     for variant in sorted(variants, key=lambda variant: -gains[variant.name]):
-        kind = next((cause for prefix, cause in _CAUSE_OF.items() if variant.name.startswith(prefix)), WRONG_TARGET)
-        gain, old, new = gains[variant.name], before.acceptance_length, variant.acceptance_length
-        if variant.num_rounds >= MIN_ROUNDS and gain >= MIN_GAIN * old and kind not in found:
+        name = next((cause for prefix, cause in _CAUSE_OF.items() if variant.name.startswith(prefix)), WRONG_TARGET)
+        gain = gains[variant.name]
+        old = before.acceptance_length
+        new = variant.acceptance_length
+        if variant.num_rounds >= MIN_ROUNDS and gain >= MIN_GAIN * old and name not in found:
             evidence = f"{variant.name} acceptance length is {new:.2f}, not {old:.2f}: a gain of {gain}."
-            found[kind] = Cause(kind, evidence), gain.low > 0
+            found[name] = Cause(name, evidence), gain.low > 0
     return list(found.values())
 
 
 def _from_low_acceptance(variants: Sequence[Measurement], is_its_target: bool) -> Iterator[Cause]:
-    """Causes that no variant puts right, by whether the context is of any use and the target is known."""
+    """Yield the causes that no variant removes, by whether the context helps and the target is the recorded one."""
     named = {variant.name: variant for variant in variants if variant.num_rounds >= MIN_ROUNDS}
     if not {AS_CONFIGURED, WITHOUT_CONTEXT} <= set(named):
         yield Cause(UNTRAINED, "acceptance is low, and the texts are shorter than a block: no variant was measured.")
         return
-    configured, without = named[AS_CONFIGURED], named[WITHOUT_CONTEXT]
+    configured = named[AS_CONFIGURED]
+    without = named[WITHOUT_CONTEXT]
     gain = estimate_difference(configured.texts, without.texts)
     figures = (
         f"acceptance length is {configured.acceptance_length:.2f} with context and "

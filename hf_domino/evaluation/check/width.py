@@ -1,7 +1,7 @@
-"""The probe of a target: are a few positions at once what the same positions are one at a time.
+"""Probe whether a target computes a few positions at once as it computes them one at a time.
 
-Verification rests on it, and the list of targets that are refused has those where it is known not to hold. The probe
-finds faults on the inputs it tries and no others: it adds to the list and never takes from it.
+Verification relies on it, and the list of unsupported targets holds those for which it is known to fail. The probe
+finds faults only on the inputs that it tries, so it adds to the list and never removes from it.
 
 Shapes: T positions of the prefix, W of the block, V vocabulary.
 """
@@ -21,7 +21,8 @@ from hf_domino.evaluation.prepared import prepared
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
 from hf_domino.target.view import input_device, rounded_to
 
-PREFIX_LENGTH, WIDTH = 40, 8
+PREFIX_LENGTH = 40
+WIDTH = 8
 # Largest difference of two logits over the largest logit. Measured on tiny models of 150 families: up to 9e-6 in fp32,
 # 1e-6 in fp64 (parts are computed in fp32 there too), 0.013 in fp16, 0.04 in bf16; deep models add up more roundings.
 TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
@@ -29,13 +30,14 @@ TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.05, tor
 
 @dataclass(frozen=True)
 class WidthProbe:
-    """What the probe measured.
+    """The result of the probe.
 
     Args:
-        difference (`float`): Largest difference of logits between the block and single steps, over the largest logit.
-        tolerance (`float`): What rounding explains in the target's dtype.
+        difference (`float`): Largest difference of logits between the block and plain decode steps, over the largest
+            logit.
+        tolerance (`float`): The difference that rounding explains in the target's dtype.
         num_flips (`int`): Positions whose argmax differs.
-        excuse (`str`, *optional*): Why a larger difference may still be rounding; None where it is a fault.
+        excuse (`str`, *optional*): Why a larger difference may still be rounding; None if it is a fault.
     """
 
     difference: float
@@ -45,7 +47,7 @@ class WidthProbe:
 
     @property
     def agrees(self) -> bool:
-        """Whether rounding explains the difference."""
+        """Return whether rounding explains the difference."""
         return self.difference <= self.tolerance
 
     def __str__(self) -> str:
@@ -103,12 +105,12 @@ def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
 
 @torch.no_grad()
 def _logits_both_ways(target: PreTrainedModel, seed: int) -> list[torch.Tensor]:
-    """Logits `[W, V]` of the block at once and of single steps."""
+    """Return the logits `[W, V]` of the block at once and of plain decode steps."""
     text = target.config.get_text_config(decoder=True)
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(text.vocab_size, (1, PREFIX_LENGTH + WIDTH), generator=generator).to(input_device(target))
     prefix, block = ids.split((PREFIX_LENGTH, WIDTH), dim=1)
-    # With cache, mask and positions as `generate` prepares them for this family.
+    # Cache, mask and positions are those that `generate` prepares for this family.
     model, prefix, _, kwargs = prepared(target, prefix, WIDTH + 1)
     return [_logits_behind(model, prefix, block, width, copy.deepcopy(kwargs)) for width in (WIDTH, 1)]
 
@@ -116,7 +118,7 @@ def _logits_both_ways(target: PreTrainedModel, seed: int) -> list[torch.Tensor]:
 def _logits_behind(
     model: PreTrainedModel, prefix: torch.Tensor, block: torch.Tensor, width: int, kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """Logits `[W, V]` of a block behind a prefix, of which each forward takes so many positions."""
+    """Return the logits `[W, V]` of a block behind a prefix, with `width` positions of the block in each forward."""
     logits: list[torch.Tensor] = []
     for ids in (prefix, *block.split(width, dim=1)):
         inputs = model.prepare_inputs_for_generation(
@@ -133,13 +135,14 @@ def _logits_behind(
 
 
 def _excuse(target: PreTrainedModel) -> str | None:
-    """The reason why a large difference may be rounding; None where it is a fault."""
+    """Return the reason why a large difference may be rounding, or None if it is a fault."""
     text = target.config.get_text_config(decoder=True)
     if any("experts" in name and isinstance(value, int) and value > 1 for name, value in text.to_dict().items()):
         return "Rounding may choose other experts."
-    kinds = {type(part).__module__ for part in (*target.modules(), *target.parameters())}
-    if getattr(target.config, "quantization_config", None) is not None or any("quant" in kind for kind in kinds):
+    modules = {type(part).__module__ for part in (*target.modules(), *target.parameters())}
+    if getattr(target.config, "quantization_config", None) is not None or any("quant" in name for name in modules):
         return "Quantised activations depend on what they are quantised with."
-    if (dtype := rounded_to(target)) not in (torch.float32, torch.float64):
+    dtype = rounded_to(target)
+    if dtype not in (torch.float32, torch.float64):
         return f"{dtype} rounds coarsely."
     return None

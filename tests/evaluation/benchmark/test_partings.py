@@ -8,7 +8,7 @@ import pytest
 import torch
 from builders import PAD
 
-from hf_domino.evaluation.benchmark.partings import partings
+from hf_domino.evaluation.benchmark.partings import find_divergences
 
 SEED, NEW_TOKENS = 3, 12
 PROMPTS = torch.tensor([[5, 9, 33, 20, 7, 41], [5, 9, 11, 20, 7, 12]])
@@ -29,10 +29,10 @@ def test_a_token_that_is_not_the_targets(tiny_qwen3, law):
     """Its margin is what it lacks to be drawn, or to be the likeliest."""
     call = call_of(law)
     own = plain(tiny_qwen3, call)
-    assert partings(tiny_qwen3, {"input_ids": PROMPTS}, own, SEED, **call) == []
+    assert find_divergences(tiny_qwen3, {"input_ids": PROMPTS}, own, SEED, **call) == []
     tokens = own.clone()
     tokens[1, 7:] = (own[1, 7:] + 1) % 60
-    (found,) = partings(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call)
+    (found,) = find_divergences(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call)
     assert (found["row"], found["position"]) == (1, 7)
     text, luck = torch.cat((PROMPTS[1], own[1, :7]))[None], torch.zeros(64)
     if law == "sampled":
@@ -51,7 +51,7 @@ def test_a_text_that_ends_in_the_wrong_place_is_no_tie(tiny_qwen3, is_short):
     own = plain(tiny_qwen3, call_of("greedy"))
     call = call_of("greedy", max_new_tokens=NEW_TOKENS if is_short else 5)
     tokens = own[:, :5] if is_short else own
-    found = partings(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call)
+    found = find_divergences(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call)
     assert [(at["row"], at["position"], at["margin"]) for at in found] == [(0, 5, None), (1, 5, None)]
 
 
@@ -63,10 +63,10 @@ def test_padding_is_no_text(tiny_qwen3, monkeypatch):
     own = plain(tiny_qwen3, call)
     assert PAD in own[0]
     tokens = torch.where(own == PAD, 7, own)
-    assert partings(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call) == []
+    assert find_divergences(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call) == []
 
 
 def test_in_bf16_roundings_are_larger(tiny_qwen3):
     target, call = copy.deepcopy(tiny_qwen3).bfloat16(), call_of("greedy")
     tokens = (plain(target, call) + 1) % 60
-    assert partings(target, {"input_ids": PROMPTS}, tokens, SEED, **call)[0]["tie"] > 0.001
+    assert find_divergences(target, {"input_ids": PROMPTS}, tokens, SEED, **call)[0]["tie"] > 0.001

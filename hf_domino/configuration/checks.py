@@ -13,7 +13,8 @@ from hf_domino.configuration.registry import config_classes
 
 ADAPTIVE = "adaptive"
 DRAFT_LENGTHS = (ADAPTIVE, "full")
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL = "full_attention"
+SLIDING = "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
 MOST_DRAFTED = 1024  # of a round; releases draft up to 16, trees up to 64, and masks are as large as their square
 MOST_POSITIONS = 2**31 - 1  # of a text: kernels count them in 32 bits
@@ -110,7 +111,8 @@ def _check_sizes(config: Any) -> None:
         check_range("draft_pool_size", config.draft_pool_size, 1)
     if (nodes := config.draft_tree_size) not in (None, ADAPTIVE):
         check_range("draft_tree_size", nodes, 1, MOST_DRAFTED, f"or {ADAPTIVE!r}, or None")
-    tokens, drafted = f"vocab_size={config.vocab_size}", f"num_draft_tokens={config.num_draft_tokens}"
+    tokens = f"vocab_size={config.vocab_size}"
+    drafted = f"num_draft_tokens={config.num_draft_tokens}"
     if config.draft_vocab_size is not None:
         check_range("draft_vocab_size", config.draft_vocab_size, 1, config.vocab_size, tokens)
     check_range("mask_token_id", config.mask_token_id, 0, config.vocab_size - 1, tokens)
@@ -182,7 +184,8 @@ def readable_layers(config: Any, num_target_layers: int) -> range:
 
 
 def _check_target_layer_ids(config: Any) -> None:
-    ids, num_layers = config.target_layer_ids, config.num_target_layers
+    ids = config.target_layer_ids
+    num_layers = config.num_target_layers
     if ids is None and not config.needs_layer_ids:
         return
     allowed = readable_layers(config, MOST_LAYERS if num_layers is None else num_layers)

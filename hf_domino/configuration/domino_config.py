@@ -260,12 +260,16 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     @property
     def fixed_tree_size(self) -> int | None:
         """Most nodes where all rounds propose trees; None for chains, and where rounds show which of them pay."""
-        return None if isinstance(self.draft_tree_size, str) else self.draft_tree_size
+        if isinstance(self.draft_tree_size, str):
+            return None
+        return self.draft_tree_size
 
     @property
     def draft_width(self) -> int:
         """Tokens that drafts are chosen among (D): `draft_vocab_size`, or all of the target's."""
-        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
+        if self.draft_vocab_size is None:
+            return self.vocab_size
+        return self.draft_vocab_size
 
     @classmethod
     def refuse_unknown(cls, names: Iterable[str]) -> None:
@@ -334,7 +338,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         follows = fields_from_target(text, tokenizer)
         follows |= method.sizes_for(follows["hidden_size"])
         config = method(**(follows | dict(method.defaults) | overrides))
-        mask, ends = config.mask_token_id, config.eos_token_id
+        mask = config.mask_token_id
+        ends = config.eos_token_id
         if "mask_token_id" not in (*method.unread, *overrides) and mask in (ends if isinstance(ends, list) else [ends]):
             notice(END_AS_MASK % (f"{mask}, {tokenizer.convert_ids_to_tokens(mask)!r}" if tokenizer else mask))
         return config

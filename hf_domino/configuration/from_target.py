@@ -103,7 +103,8 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
     Raises:
         ValueError: If the target has no width, vocabulary or number of layers.
     """
-    hidden_size, num_layers = _size(text, "hidden_size"), _size(text, "num_hidden_layers")
+    hidden_size = _size(text, "hidden_size")
+    num_layers = _size(text, "num_hidden_layers")
     intermediate_size = _read(text, "intermediate_size")
     return (
         _head_fields(text)
@@ -124,7 +125,8 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
 
 def _head_fields(text: PreTrainedConfig) -> dict[str, int]:
     """Take the target's heads, or plain ones of width 64 where it has no ordinary attention heads."""
-    hidden_size, num_heads = _size(text, "hidden_size"), _read(text, "num_attention_heads") or 1
+    hidden_size = _size(text, "hidden_size")
+    num_heads = _read(text, "num_attention_heads") or 1
     head_dim = _read(text, "head_dim") or hidden_size // num_heads
     num_key_value_heads = _read(text, "num_key_value_heads") or num_heads
     ordinary = isinstance(num_heads, int) and isinstance(num_key_value_heads, int) and isinstance(head_dim, int)

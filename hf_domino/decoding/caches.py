@@ -31,7 +31,7 @@ from hf_domino.methods.context import ContextCache
 
 # In place of layers that keep nothing (they use the keys of others, or have no attention); older versions of
 # Transformers leave those out.
-PLACEHOLDERS = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
+PLACEHOLDERS: tuple[type, ...] = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
 ALIGNABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, *PLACEHOLDERS)
 # Keyword arguments of the target's forward with one entry per position, the last dimension; rows are the one before.
 PER_POSITION = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
@@ -72,7 +72,8 @@ def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:
     for layer in cache.layers:
         if isinstance(layer, PLACEHOLDERS) or layer.keys is None:
             continue
-        start, index = layer.keys.shape[2] - num_checked, path.to(layer.keys.device)
+        start = layer.keys.shape[2] - num_checked
+        index = path.to(layer.keys.device)
         for states in (layer.keys, layer.values):
             block = states[:, :, start:]
             if len(path) == 1:
@@ -111,7 +112,9 @@ class StateSnapshot:
 def _clone(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _clone(item) for key, item in value.items()}
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    return value
 
 
 @dataclass(frozen=True)
@@ -141,11 +144,15 @@ class Alignment:
 
     def align_cache(self, cache: Cache) -> None:
         """Realign all layers in place; sliding ones must have recorded their past."""
-        longest, indices = max(self.lengths), {}
+        longest = max(self.lengths)
+        indices = {}
         for layer in cache.layers:
             if layer.keys is None:  # uses those of another layer
                 continue
-            kept = min(longest, layer.sliding_window - 1) if layer.is_sliding else longest
+            if layer.is_sliding:
+                kept = min(longest, layer.sliding_window - 1)
+            else:
+                kept = longest
             shape = (*layer.keys.shape[:3], kept, layer.keys.device)
             if shape not in indices:
                 indices[shape] = self._flat_index(*shape)
@@ -215,11 +222,13 @@ def keep_context(cache: Any, drafter: DominoDraftModel, context: ContextCache, h
 def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> tuple[ContextCache | None, bool]:
     """Take the drafter's context back from the target's cache, and say whether it has missed part of the prefix."""
     # The cache may have been cropped since. Contexts are kept of single sequences.
-    kept, length = getattr(cache, _ATTRIBUTE, None), cache.get_seq_length()
+    kept = getattr(cache, _ATTRIBUTE, None)
+    length = cache.get_seq_length()
     if kept is None:
         return None, length > 0
     delattr(cache, _ATTRIBUTE)
-    cropped, is_own = max(kept.length - length, 0), batch_size == 1 and kept.drafter() is drafter
+    cropped = max(kept.length - length, 0)
+    is_own = batch_size == 1 and kept.drafter() is drafter
     # It cannot be gone on with where the drafter has been moved or cast since.
     if not (is_own and kept.context.can_grow(drafter.dtype, drafter.device)):
         return None, length > 0

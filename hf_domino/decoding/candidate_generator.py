@@ -203,7 +203,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         return self._session
 
     def _new_session(self, context: ContextCache | None = None) -> DraftSession:
-        drafter, target = self.assistant_model, self.target
+        drafter = self.assistant_model
+        target = self.target
         if self._workspace is not None:
             return StaticDraftSession(drafter, target, self.law, self.timer, self._workspace)
         if drafter.config.learns_while_drafting:
@@ -261,7 +262,10 @@ class DominoCandidateGenerator(CandidateGenerator):
         limit = self.target.position_limit
         positions_left = None if limit is None else limit - input_ids.shape[1]
         self._plan = self.plan(self._prefixes, positions_left)
-        noise = self._upcoming_noise(self._plan, model_outputs.logits) if self._do_sample else None
+        if self._do_sample:
+            noise = self._upcoming_noise(self._plan, model_outputs.logits)
+        else:
+            noise = None
         self._proposals = self.propose(self._plan, self._prefixes, noise)
         tokens = self._proposals.tokens.to(input_ids.device)
         return torch.cat((input_ids, tokens), dim=1), None  # type: ignore[return-value]

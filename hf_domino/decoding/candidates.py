@@ -38,7 +38,9 @@ class CandidatePool:
         prefixes: Prefixes,
         noise: torch.Tensor | None = None,
     ):
-        self._law, self._prefixes, self._vocab_size = law, prefixes, law.vocabulary.total(base_logits.shape[2])
+        self._law = law
+        self._prefixes = prefixes
+        self._vocab_size = law.vocabulary.total(base_logits.shape[2])
         likely = base_logits
         if lifting := [effect for effect in law.effects if effect.may_lift]:
             foreseen = Scores(law.vocabulary.scatter(base_logits).flatten(0, 1), base_logits.dtype)

@@ -78,7 +78,8 @@ class Text:
 
     def _match_at(self, place: int) -> int:
         """How many tokens before a place are the last ones."""
-        length, most = 2, min(place, LONGEST_MATCH)
+        length = 2
+        most = min(place, LONGEST_MATCH)
         while length < most and self._tokens[place - length - 1] == self._tokens[-length - 1]:
             length += 1
         return length
@@ -106,7 +107,9 @@ class PromptLookup:
     read: Callable[[int, int], Sequence[int]]
 
     def __init__(self, most: int, vocab_size: int, is_static: bool = False):
-        self.most, self._last_id, self._is_static = most, vocab_size - 1, is_static
+        self.most = most
+        self._last_id = vocab_size - 1
+        self._is_static = is_static
         self._acceptance = Acceptance(len(GUESSES), lambda lift: list(GUESSES.values()))
         self._texts: defaultdict[int, Text] = defaultdict(Text)
 
@@ -118,7 +121,8 @@ class PromptLookup:
             config (`GenerationConfig`): The merged configuration of the call.
             drafter_config ([`DominoConfig`]): In rounds of fixed shape no more can be copied than drafted.
         """
-        most, is_static = config.prompt_lookup_num_tokens or 0, config.cache_implementation == "static"
+        most = config.prompt_lookup_num_tokens or 0
+        is_static = config.cache_implementation == "static"
         if is_static:
             longest = drafter_config.num_draft_tokens
             lengths = {fitting_length(length, longest) for length in range(longest + 1)}

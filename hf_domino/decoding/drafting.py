@@ -41,12 +41,17 @@ class DraftSession:
         timer: PhaseTimer | None = None,
         context: ContextCache | None = None,  # of an earlier call, to go on from
     ):
-        self.drafter, self.target, self.law = drafter, target, law
+        self.drafter = drafter
+        self.target = target
+        self.law = law
         drafter.vocabulary.prepare(target)
         self.timer = timer or PhaseTimer(enabled=False)
         self._cache = context or drafter.new_context()
         # On other devices, knowing which token to look up would have to be waited for.
-        gru = drafter.head.gru if drafter.head and drafter.device.type == "cpu" else None
+        if drafter.head and drafter.device.type == "cpu":
+            gru = drafter.head.gru
+        else:
+            gru = None
         self._table = None if gru is None else InputTable(gru, target)
         self._device = drafter.device  # the drafter looks it up among its parameters
         self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
@@ -77,7 +82,10 @@ class DraftSession:
         """Take the hidden states of a verified block's committed positions, the anchor first."""
         # Of the tokens committed in each row, the last is the next anchor, which the target has not seen.
         longest = max(counts)
-        positions = self._anchors if longest == 1 else self._anchors + torch.arange(longest, device=self._device)
+        if longest == 1:
+            positions = self._anchors
+        else:
+            positions = self._anchors + torch.arange(longest, device=self._device)
         self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
@@ -143,7 +151,9 @@ class DraftSession:
     ) -> Tree:
         """Choose proposals along lanes behind draft hidden states."""
         lanes = self._lanes(hidden, prefixes, law, noise, most, num_nodes is not None)
-        return Tree(lanes.chain()) if num_nodes is None else grow(lanes, num_nodes, least_chance, self._ends)
+        if num_nodes is None:
+            return Tree(lanes.chain())
+        return grow(lanes, num_nodes, least_chance, self._ends)
 
     def _lanes(self, *arguments: Any) -> Lanes:
         """Lanes behind what was drafted; arguments are those of [`Lanes`] from there on."""
@@ -161,5 +171,7 @@ class DraftSession:
             features = self.drafter.fuse_context([states.to(self._device) for states in layers])
             new = NewContext(features, torch.cat(self._positions, dim=1), self._new_counts)
         draft_hidden = self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, endings)
-        self._captured, self._positions, self._num_waiting = [], [], 0
+        self._captured = []
+        self._positions = []
+        self._num_waiting = 0
         return draft_hidden

@@ -13,10 +13,14 @@ FIRST_RATE = 0.75  # acceptance of a drafter that fits
 MEMORY = 0.98  # a round: text changes within some 50 of them
 # Cost of a round in single steps, before the clock has been read: of one that drafts, of one that copies, and of each
 # proposal on top. No round costs less than one that copies.
-NOMINAL_ROUND, NOMINAL_COPY, NOMINAL_PROPOSAL = 1.4, 1.1, 0.03
+NOMINAL_ROUND = 1.4
+NOMINAL_COPY = 1.1
+NOMINAL_PROPOSAL = 0.03
 DOUBT = 0.4  # of the logarithm of that, of all arms alike: machines differ by factors of one and a half
 # Of logarithms of times, a round: drift of the machine's pace and of an arm's own cost, and noise.
-PACE_DRIFT, COST_DRIFT, NOISE = 0.05, 0.015, 0.1
+PACE_DRIFT = 0.05
+COST_DRIFT = 0.015
+NOISE = 0.1
 SURPRISE = 2.5  # standard deviations; what is beyond is the machine's hiccup, or a jump
 
 
@@ -34,7 +38,8 @@ class Acceptance:
 
     def __init__(self, size: int, guesses: Callable[[float], Sequence[float]] | None = None):
         self._guesses = guesses
-        self._accepted, self._seen = [0.0] * size, [0.0] * size
+        self._accepted = [0.0] * size
+        self._seen = [0.0] * size
         self._expected: dict[float, list[float]] = {}  # tokens by lift, then by length, until more is known
         if guesses is None and size:
             self._accepted[0], self._seen[0] = FIRST_RATE, 1.0
@@ -43,13 +48,17 @@ class Acceptance:
         """Acceptance rates, each of a chain raised by so many standard deviations."""
         # What is guessed is lifted once more.
         guesses = self._guesses and self._guesses(lift and lift + 1)
-        rates, rate = list[float](), FIRST_RATE
+        rates = list[float]()
+        rate = FIRST_RATE
         for position, (accepted, seen) in enumerate(zip(self._accepted, self._seen, strict=True)):
             # The first position of chains stands alone: what is long ago is doubted, and not forgotten.
             weight = 1.0 if guesses or position else 1e-6
             count = seen + weight
             rate = (accepted + weight * (guesses[position] if guesses else rate)) / count
-            variance = (rate * (1 - rate) + 0.25 / (count + 1)) / (count + 1) if lift and not guesses else 0.0
+            if lift and not guesses:
+                variance = (rate * (1 - rate) + 0.25 / (count + 1)) / (count + 1)
+            else:
+                variance = 0.0
             rates.append(min(max(rate + lift * math.sqrt(variance), 0.0), 1.0))
         return rates
 
@@ -119,7 +128,8 @@ class Costs:
 
     def observe(self, arm: Arm, num_proposals: int, seconds: float) -> None:
         """Learn from a round's wall time."""
-        covariance, place = self._covariance, self._places.get(arm)
+        covariance = self._covariance
+        place = self._places.get(arm)
         self.num_readings[arm] += 1
         covariance[0][0] += PACE_DRIFT**2
         for each in self._places.values():
@@ -130,7 +140,8 @@ class Costs:
         total = known + NOISE**2
         innovation = math.log(max(seconds, 1e-9) / self.nominal(arm, num_proposals)) - expected
         bound = SURPRISE * math.sqrt(total)
-        surprises, innovation = abs(innovation) > bound, min(max(innovation, -bound), bound)
+        surprises = abs(innovation) > bound
+        innovation = min(max(innovation, -bound), bound)
         self._means = [mean + each / total * innovation for mean, each in zip(self._means, seen, strict=True)]
         self._covariance = [
             [value - first * second / total for value, second in zip(row, seen, strict=True)]

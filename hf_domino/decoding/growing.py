@@ -40,19 +40,23 @@ def grow(lanes: Lanes, num_nodes: int, least_chance: float = 0.0, ends: torch.Te
         ends (`torch.Tensor`, *optional*): Tokens that end a text, where nothing may be read back, so that it can be
             captured; else those that the law knows.
     """
-    num_rows, device = len(lanes.texts), lanes.texts.device
+    num_rows = len(lanes.texts)
+    device = lanes.texts.device
     is_read = ends is None and device.type == "cpu"
     if ends is None:
         ends = torch.tensor(sorted(lanes.law.stops.eos_token_ids), dtype=torch.long, device=device)
     found: list[tuple[torch.Tensor, ...]] = []  # of the children of each depth [B, K]: chances, tokens, parents' places
     best: list[list[float]] = [[] for _ in range(num_rows)]  # chances of each row's N best nodes, as far as read
     values = torch.ones(num_rows, 1, dtype=torch.float32, device=device)  # of lanes, [B, L]
-    places, num_found = torch.full((num_rows, 1), -1, device=device), 0  # among all children; -1 for the anchor
+    # Among all children; -1 for the anchor.
+    places = torch.full((num_rows, 1), -1, device=device)
+    num_found = 0
     for depth in range(lanes.num_depths):
         chances, ids = lanes.children(depth)
         children = (values[..., None] * chances).flatten(1)
         values, index = children.topk(min(num_nodes, children.shape[1]))  # the likeliest first
-        owners, tokens = index // ids.shape[2], ids.expand(chances.shape).flatten(1).gather(1, index)
+        owners = index // ids.shape[2]
+        tokens = ids.expand(chances.shape).flatten(1).gather(1, index)
         found.append((values, tokens, places.gather(1, owners)))
         width = min(values.shape[1], NUM_LANES)
         if is_read:
@@ -86,7 +90,8 @@ def _best_of(found: list[tuple[torch.Tensor, ...]], num_nodes: int, least_chance
         count = max(int((values[:, :count].mean(dim=0) > least_chance).sum()), 1)
     # Of equals the one that came first is kept, so no parent is missing.
     kept = order[:, :count].sort(dim=1).values  # [B, N]
-    tokens, chances = tokens.gather(1, kept), all_values.gather(1, kept)
+    tokens = tokens.gather(1, kept)
+    chances = all_values.gather(1, kept)
     parents = torch.searchsorted(kept, parents.gather(1, kept), right=True)
     if not is_read:
         return Tree(tokens, parents, len(found), chances)
@@ -110,8 +115,10 @@ def _branches_pay(chances: list[float], trunk: list[int], least_chance: float) -
 
 def _trunk(parents: list[int]) -> list[int]:
     """The nodes from the anchor on, each the likeliest child of the one before; siblings go by chance."""
-    trunk, tip = list[int](), 0
+    trunk = list[int]()
+    tip = 0
     for node, parent in enumerate(parents):
         if parent == tip:
-            trunk, tip = [*trunk, node], node + 1
+            trunk = [*trunk, node]
+            tip = node + 1
     return trunk

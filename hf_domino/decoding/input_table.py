@@ -29,7 +29,8 @@ class InputTable:
     """
 
     def __init__(self, gru: PrefixGRU, target: TargetModel, max_bytes: int = MAX_BYTES):
-        self._gru, self._target = gru, target
+        self._gru = gru
+        self._target = target
         self._most = max_bytes // (3 * gru.hidden_size * gru.weight_ih_l0.element_size())
         self._products: dict[int, torch.Tensor] = {}  # [3G] each
 

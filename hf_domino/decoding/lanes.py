@@ -60,8 +60,12 @@ class Lanes(ABC):
         is_tree: bool = False,
     ):
         self.num_depths = hidden.shape[1] if num_depths is None else num_depths
-        self._drafter, self._target, self._hidden = drafter, target, hidden[:, : self.num_depths]
-        self.prefixes, self.law, self._is_tree = prefixes, law.over(drafter.vocabulary), is_tree
+        self._drafter = drafter
+        self._target = target
+        self._hidden = hidden[:, : self.num_depths]
+        self.prefixes = prefixes
+        self.law = law.over(drafter.vocabulary)
+        self._is_tree = is_tree
         self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
         self._noise = noise
 
@@ -113,7 +117,8 @@ class DominoLanes(Lanes):
 
     def __init__(self, *arguments: Any, table: InputTable | None = None, **options: Any):
         super().__init__(*arguments, **options)
-        self._head, self._table = self._drafter.head, table
+        self._head = self._drafter.head
+        self._table = table
         if self._noise is not None:
             self._noise = self._drafter.vocabulary.gather(self._noise[:, : self.num_depths])  # [B, C, D]
         self._pool: CandidatePool | None = None
@@ -137,7 +142,8 @@ class DominoLanes(Lanes):
         if not depth:
             self._begin()
         low_rank = self._parts[:, depth] + head.project_state(self._states[:, 0])
-        pool, noise = self._pool, None if self._noise is None else self._noise[:, depth]
+        pool = self._pool
+        noise = None if self._noise is None else self._noise[:, depth]
         column = correct_and_choose(
             self._logits[:, depth],
             low_rank,
@@ -152,12 +158,16 @@ class DominoLanes(Lanes):
         """See [`Lanes`]."""
         if not depth:
             self._begin()
-        logits, pool = self._corrected(depth), self._pool
+        logits = self._corrected(depth)
+        pool = self._pool
         noise = None if self._noise is None else self._noise[:, depth, None]
         if pool is None:
             token_ids = self._all_ids.expand(len(logits), 1, -1)
             return self.law.scores(self.prefixes, logits, self._seen), noise, token_ids
-        noise = None if noise is None else noise.gather(2, pool.columns[:, depth, None])
+        if noise is None:
+            noise = None
+        else:
+            noise = noise.gather(2, pool.columns[:, depth, None])
         scores = logits.float()
         if self.law.steps:
             scores = pool.scores(logits.flatten(0, 1), self.texts.flatten(0, 1)).view(logits.shape)
@@ -170,7 +180,9 @@ class DominoLanes(Lanes):
 
     def _begin(self) -> None:
         """Choose the candidates of each depth, and let the head read the anchors."""
-        size, head, table = pool_size(self._drafter, self.law, self._is_tree), self._head, self._table
+        size = pool_size(self._drafter, self.law, self._is_tree)
+        head = self._head
+        table = self._table
         if size is not None and size < self._logits.shape[2]:
             self._pool = CandidatePool(self._logits, size, self.law, self.prefixes, self._noise)
             self._logits = self._pool.logits
@@ -185,10 +197,12 @@ class DominoLanes(Lanes):
 
     def _corrected(self, depth: int) -> torch.Tensor:
         """Logits `[B, L, M]` of the candidates behind each lane."""
-        logits, head = self._logits[:, depth, None], self._head
+        logits = self._logits[:, depth, None]
+        head = self._head
         if head is not None and depth >= self._drafter.config.pure_draft_prefix_len:
             if self._is_fused and self._pool is not None:
-                up_weight, state_part = head.up.weight, head.project_state(self._states)
+                up_weight = head.up.weight
+                state_part = head.project_state(self._states)
                 columns = self._pool.columns[:, depth]
                 logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
             else:
@@ -196,7 +210,9 @@ class DominoLanes(Lanes):
                 rows = None if self._rows is None else self._rows[:, depth]
                 logits = logits + head.expand(activated, rows).to(logits)
         num_lanes = self.texts.shape[1]
-        return logits if num_lanes == 1 else logits.expand(-1, num_lanes, -1)
+        if num_lanes == 1:
+            return logits
+        return logits.expand(-1, num_lanes, -1)
 
     def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
         """See [`Lanes`]."""
@@ -214,7 +230,8 @@ class DominoLanes(Lanes):
     def _read(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Read the tokens `[B, L]` that the texts of lanes end with, behind states before these `[B, L, G]`."""
         assert self._head is not None
-        token_ids, before = tokens.flatten(), states.flatten(0, 1)
+        token_ids = tokens.flatten()
+        before = states.flatten(0, 1)
         if self._table is not None:
             return self._head.gru.advance(self._table.rows(token_ids.tolist()), before).view(*states.shape)
         part = self._parts[:, self.texts.shape[2], None].expand(-1, states.shape[1], -1).flatten(0, 1)
@@ -241,7 +258,8 @@ class SteppingLanes(Lanes):
 
     def candidates(self, depth: int) -> Candidates:
         """See [`Lanes`]. Each lane is a row of its own, of one depth."""
-        shape, noise = (*self.texts.shape[:2], -1), None
+        shape = (*self.texts.shape[:2], -1)
+        noise = None
         if self._noise is not None:
             noise = self._noise[:, depth, None].expand(-1, shape[1], -1).flatten(0, 1)[:, None]
         hidden = self._hidden.flatten(0, 1)[:, None]

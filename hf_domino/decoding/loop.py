@@ -79,13 +79,15 @@ def assisted_decoding(
     input_ids, batch_size = input_ids.long(), len(input_ids)
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
-    stops, step_outputs = KnownStops.among(stopping_criteria), StepOutputs(generation_config)
+    stops = KnownStops.among(stopping_criteria)
+    step_outputs = StepOutputs(generation_config)
     most = most_proposals(drafter, model, generation_config)
     stats = DecodingStats.of_rows(most, batch_size, recognise(drafter.config, model))
     stats.why_growing = why_growing
     hand_out(streamer, stats)
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
-    config, wanted = generation_config, step_outputs.forward_kwargs
+    config = generation_config
+    wanted = step_outputs.forward_kwargs
     law, runner, generator = parts_of(
         model, drafter, logits_processor, stops, input_ids, model_kwargs, config, wanted, context
     )
@@ -175,7 +177,8 @@ class _Generation:
         prefixes = self.committed.prefixes(self.rows)
         scores = self.law.scores(prefixes, logits)
         if config.do_sample:
-            most, start = self.law.stops.max_length, input_ids.shape[1]
+            most = self.law.stops.max_length
+            start = input_ids.shape[1]
             num_steps = None if most is None else max(most - start, 1)
             self.steps = StepNoise(len(input_ids), logits.shape[2], input_ids.device, num_steps)
         tokens = take(scores, self._noise(0))
@@ -190,7 +193,8 @@ class _Generation:
 
     def run_round(self) -> None:
         """Propose, verify and commit: of each row what the target itself would have written."""
-        start, prefixes = time.perf_counter(), self.committed.prefixes(self.rows)
+        start = time.perf_counter()
+        prefixes = self.committed.prefixes(self.rows)
         plan = self._plan(prefixes)
         noise = self._noise(plan.length)
         proposals = self.generator.propose(plan, prefixes, noise)
@@ -208,7 +212,10 @@ class _Generation:
     def _plan(self, prefixes: Prefixes) -> Plan:
         """Choose what the round is to propose; nothing where the target has no positions left."""
         limit = self.generator.target.position_limit
-        positions_left = None if limit is None else limit - self.runner.next_position() - 1
+        if limit is None:
+            positions_left = None
+        else:
+            positions_left = limit - self.runner.next_position() - 1
         return self.generator.plan(prefixes, positions_left, lambda: self._may_branch)
 
     def _noise(self, most: int) -> torch.Tensor | None:
@@ -226,18 +233,24 @@ class _Generation:
         found = verification.decided.tolist()
         counts = [values[0] for values in found]
         check_drawn(min(counts) > 0)
-        path = None if verification.path is None else verification.path[:, : max(counts)]
+        if verification.path is None:
+            path = None
+        else:
+            path = verification.path[:, : max(counts)]
         outcome = self._counted(Outcome(plan, self.rows, proposals.num_nodes, counts, path=path))
-        logits, scores = along(path, logits), along(path, verification.scores)
+        logits = along(path, logits)
+        scores = along(path, verification.scores)
         values = [values[1:] for values in found]
         kept = self.committed.commit(self.rows, verification.tokens, counts, logits, scores, values)
         return replace(outcome, num_kept=kept)
 
     def _walk(self, plan: Plan, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None) -> Outcome:
         """Verify and commit one row token by token: each is in the text before the law behind it is asked for."""
-        branches, path = proposals.branches(), [0]
+        branches = proposals.branches()
+        path = [0]
         while True:
-            here, prefixes = logits[:, path[-1] : path[-1] + 1], self.committed.prefixes(self.rows)
+            here = logits[:, path[-1] : path[-1] + 1]
+            prefixes = self.committed.prefixes(self.rows)
             scores = self.law.scores(prefixes, here)
             token = take(scores, noise, len(path) - 1)
             value = int(token)
@@ -246,7 +259,8 @@ class _Generation:
             if position is None or not self.committed.unfinished:
                 break
             path.append(position)
-        places, count = None if proposals.parents is None else torch.tensor([path]), [len(path)]
+        places = None if proposals.parents is None else torch.tensor([path])
+        count = [len(path)]
         return self._counted(Outcome(plan, self.rows, proposals.num_nodes, count, count, places))
 
     def _counted(self, outcome: Outcome) -> Outcome:

@@ -42,7 +42,9 @@ def default_generator(device: torch.device) -> torch.Generator | None:
         return torch.default_generator
     module = torch.get_device_module(device)
     generators = getattr(module, "default_generators", ())
-    return generators[module.current_device() if device.index is None else device.index] if generators else None
+    if generators:
+        return generators[module.current_device() if device.index is None else device.index]
+    return None
 
 
 def _begin_in_child() -> None:
@@ -68,7 +70,8 @@ class CallGenerator:
 
     def __init__(self, device: torch.device):
         self.generator = torch.Generator(device)
-        self._default, self._thread = default_generator(device), threading.get_ident()
+        self._default = default_generator(device)
+        self._thread = threading.get_ident()
         self._left_at = torch.empty(0)  # state of the default generator while it is borrowed
         self._left_seed = 0
         with _lock:
@@ -90,7 +93,8 @@ class CallGenerator:
         start = default.get_state()
         self.generator.set_state(start)
         default.manual_seed(_seed(start))
-        self._left_at, self._left_seed = default.get_state(), default.initial_seed()
+        self._left_at = default.get_state()
+        self._left_seed = default.initial_seed()
 
     def _was_seeded(self, default: torch.Generator) -> bool:
         return default.initial_seed() != self._left_seed
@@ -146,7 +150,8 @@ class StepNoise:
         num_steps: int | None = None,
         max_bytes: int = MAX_BYTES,
     ):
-        self._shape, self._device = (batch_size, vocab_size), device
+        self._shape = (batch_size, vocab_size)
+        self._device = device
         self._num_steps = sys.maxsize if num_steps is None else num_steps
         self._behind = torch.ones(vocab_size, dtype=torch.float32, device=device)
         self._call = CallGenerator(device)

@@ -46,16 +46,20 @@ class CommittedSequences:
         self._stops: list[int | None] = [None] * len(input_ids)  # length at which each row stopped
         self._prompt_length = self._streamed = input_ids.shape[1]
         self._values: list[list[int]] = [[] for _ in input_ids]  # the new tokens, on the host
-        self._has_outputs, self._streamer = generation_config.return_dict_in_generate, streamer
+        self._has_outputs = generation_config.return_dict_in_generate
+        self._streamer = streamer
         self._pad = getattr(generation_config, "_pad_token_tensor", None)
-        names = ("scores", "logits") if generation_config.return_dict_in_generate else ()
+        names: tuple[str, ...] = ()
+        if generation_config.return_dict_in_generate:
+            names = ("scores", "logits")
         # Of each row and new token, [V] each; those that are wanted.
         self._outputs: dict[str, list[list[torch.Tensor]]] = {
             name: [[] for _ in input_ids] for name in names if getattr(generation_config, f"output_{name}")
         }
         self._shown: int | None = None  # length of the text that a criterion or the streamer looks at
         self._known = known
-        self._criteria, self._of_batch = StoppingCriteriaList(), StoppingCriteriaList()
+        self._criteria = StoppingCriteriaList()
+        self._of_batch = StoppingCriteriaList()
         for criterion in stopping_criteria:
             if type(criterion) not in KNOWN_CRITERIA:
                 is_by_row = len(input_ids) == 1 or type(criterion).__module__.startswith("transformers.")
@@ -70,7 +74,10 @@ class CommittedSequences:
         if self._pads_finished:
             return [row for row, stop in enumerate(self._stops) if stop is None]
         stops = [stop for stop in self._stops if stop is not None]
-        limit = float("inf") if self._known.max_length is None else self._known.max_length
+        if self._known.max_length is None:
+            limit = float("inf")
+        else:
+            limit = self._known.max_length
         longest = max(stops) if len(stops) == len(self._stops) else limit
         return [row for row, length in enumerate(self._lengths) if length < longest]
 
@@ -86,7 +93,10 @@ class CommittedSequences:
 
         Where a criterion or the streamer raised, that is by the text it was shown.
         """
-        length = max(self._lengths) if self.unfinished else self._final_length()
+        if self.unfinished:
+            length = max(self._lengths)
+        else:
+            length = self._final_length()
         return (length if self._shown is None else self._shown) - self._prompt_length
 
     def num_new(self, rows: Sequence[int]) -> list[int]:
@@ -95,12 +105,18 @@ class CommittedSequences:
 
     def prefixes(self, rows: Sequence[int]) -> Prefixes:
         """Tokens so far of these rows."""
-        ids = self._ids if len(rows) == len(self._lengths) else self._ids[list(rows)]
+        if len(rows) == len(self._lengths):
+            ids = self._ids
+        else:
+            ids = self._ids[list(rows)]
         return Prefixes(ids, [self._lengths[row] for row in rows], list(rows))
 
     def tokens(self, row: int, start: int) -> list[int]:
         """Tokens of a row from a place on; only those of the prompt are waited for."""
-        prompt = self._ids[row, start : self._prompt_length].tolist() if start < self._prompt_length else []
+        if start < self._prompt_length:
+            prompt = self._ids[row, start : self._prompt_length].tolist()
+        else:
+            prompt = []
         return prompt + self._values[row][max(start - self._prompt_length, 0) :]
 
     def commit(
@@ -126,9 +142,11 @@ class CommittedSequences:
             `list[int]`: How many were kept, per row.
         """
         self._reserve(tokens.shape[1])
-        values, kept = tokens.tolist() if values is None else values, []
+        values = tokens.tolist() if values is None else values
+        kept = []
         for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            start, new = self._lengths[row], tokens[index, :count]
+            start = self._lengths[row]
+            new = tokens[index, :count]
             self._ids[row, start : start + count] = new
             for name, outputs in self._outputs.items():
                 source = scores if name == "scores" else logits
@@ -180,7 +198,8 @@ class CommittedSequences:
 
     def _ask(self, criteria: StoppingCriteriaList, ids: torch.Tensor, rows: slice) -> list[bool]:
         """Which texts `[R, L]` criteria end, with the scores of these rows."""
-        self._shown, scores = ids.shape[1], self._outputs.get("scores")
+        self._shown = ids.shape[1]
+        scores = self._outputs.get("scores")
         count = self._shown - self._prompt_length
         ends = criteria(ids, None if scores is None else _per_token(scores[rows], count))
         self._shown = None
@@ -188,7 +207,8 @@ class CommittedSequences:
 
     def _keep(self, row: int, values: Sequence[int]) -> int:
         """How many of the tokens just written stay: up to the first stop, unless plain generation goes on behind it."""
-        start, here = self._lengths[row], slice(row, row + 1)
+        start = self._lengths[row]
+        here = slice(row, row + 1)
         for length, value in enumerate(values, start=start + 1):
             if self._stops[row] is not None:
                 break
@@ -215,7 +235,9 @@ class CommittedSequences:
         self._streamed = max(final, self._streamed)
 
     def _final_length(self) -> int:
-        return max(self._lengths) if self._pads_finished else max(stop or 0 for stop in self._stops)
+        if self._pads_finished:
+            return max(self._lengths)
+        return max(stop or 0 for stop in self._stops)
 
     def _padded(self, length: int) -> torch.Tensor:
         """Ids `[B, length]`, padding behind the rows that are shorter."""

@@ -64,8 +64,12 @@ def _workspace_of(
     config: GenerationConfig,
 ) -> Workspace:
     """Take a workspace that is long enough for the call."""
-    embeds, limit = model_kwargs.get("inputs_embeds"), stops.max_length
-    num_embeds = 0 if embeds is None else max(embeds.shape[1] - input_ids.shape[1], 0)
+    embeds = model_kwargs.get("inputs_embeds")
+    limit = stops.max_length
+    if embeds is None:
+        num_embeds = 0
+    else:
+        num_embeds = max(embeds.shape[1] - input_ids.shape[1], 0)
     assert limit is not None, "generate always has a length limit, its own or the caller's"
     longest = max(limit, getattr(config, "max_cache_len", None) or 0) + num_embeds
     # The last block may begin at the last position and be rejected as a whole.

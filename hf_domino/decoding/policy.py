@@ -30,10 +30,12 @@ ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
 CHAINS_FIRST = 24  # rounds: in a short text trees have nothing to win, and each target must be tried with one
 # Single steps that a text may lose by drafting in doubt, such as two rounds that bring nothing; and the share of its
 # time that it may on top: a trial in some 150 tokens, so that a drafter that never pays costs less than a hundredth.
-CREDIT, CREDIT_SHARE = 2.0, 0.005
+CREDIT = 2.0
+CREDIT_SHARE = 0.005
 # Rounds between single steps that are made for their time, where it is in doubt whether drafting pays, and else: what
 # they lose is little where it is, and a hundredth of a text of 128 tokens where it is not.
-GAP, LONG_GAP = 2, 64
+GAP = 2
+LONG_GAP = 64
 DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
 COPY = Arm(1, is_copied=True)
 
@@ -64,10 +66,14 @@ class Policy:
     """
 
     def __init__(self, most: int, tree_size: int | str | None = None, is_full: bool = False):
-        self._is_full, self._is_optional = is_full, isinstance(tree_size, str)
+        self._is_full = is_full
+        self._is_optional = isinstance(tree_size, str)
         size = ADAPTIVE_SIZE if isinstance(tree_size, str) else tree_size
         self._whole = Arm(most)
-        self._chains = [self._whole] if is_full else [*(Arm(n) for n in SHORT_CHAINS if n < most), self._whole]
+        if is_full:
+            self._chains = [self._whole]
+        else:
+            self._chains = [*(Arm(n) for n in SHORT_CHAINS if n < most), self._whole]
         self._tree = None if size is None else Arm(most, size)
         self._acceptance = Acceptance(most)
         self._branching = Acceptance(most, self._acceptance.rates if self._is_optional else None)
@@ -104,7 +110,8 @@ class Policy:
             known.pause = known.pause or self._pause(known, best)
             favourite = STEP
         else:
-            favourite, known.pause = best, None
+            favourite = best
+            known.pause = None
             if not self._is_full and self._wants_step(known, best):
                 return Plan(STEP, 0, is_comparison=True)
         if offer is not None and offer.expected > self._value(known, favourite) * known.costs.of(COPY, offer.length):
@@ -118,14 +125,24 @@ class Policy:
 
     def observe(self, outcome: Outcome, seconds: float) -> None:
         """Learn from a round and its wall time."""
-        arm, known = outcome.plan.arm, self._known_of(len(outcome.rows))
-        num_proposals = outcome.num_proposed if arm.is_copied else self._width(arm)
-        known.rounds_since_step = known.rounds_since_step + 1 if arm is not STEP else 0
+        arm = outcome.plan.arm
+        known = self._known_of(len(outcome.rows))
+        if arm.is_copied:
+            num_proposals = outcome.num_proposed
+        else:
+            num_proposals = self._width(arm)
+        if arm is not STEP:
+            known.rounds_since_step = known.rounds_since_step + 1
+        else:
+            known.rounds_since_step = 0
         is_trusted = self._value(known, arm) > 1
         for acceptance in (self._acceptance, self._branching) if self._tree else (self._acceptance,):
             acceptance.forget()
         if arm.is_drafted:
-            acceptance = self._acceptance if arm.tree_size is None else self._branching
+            if arm.tree_size is None:
+                acceptance = self._acceptance
+            else:
+                acceptance = self._branching
             for count in outcome.num_brought:
                 acceptance.observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
@@ -134,14 +151,16 @@ class Policy:
         cost = known.costs.of(arm, num_proposals)
         known.credit += CREDIT_SHARE * cost
         if arm.is_drafted:
-            self._is_first, known.num_drafted = False, known.num_drafted + 1
+            self._is_first = False
+            known.num_drafted = known.num_drafted + 1
             # Rounds that were to pay make no debts: these are of trials.
             least = min(known.credit, 0.0) if is_trusted else -math.inf
             known.credit = min(max(known.credit + outcome.tokens - cost, least), known.most_credit)
 
     def _wants_step(self, known: _Known, favourite: Arm) -> bool:
         """Whether to make a single step to measure its time: once at first, then often where that is in doubt."""
-        ahead, doubt = math.log(self._value(known, favourite)), known.costs.doubt(favourite)
+        ahead = math.log(self._value(known, favourite))
+        doubt = known.costs.doubt(favourite)
         num_readings = known.costs.num_readings[STEP]
         # A time that was read once or twice may be the machine's hiccup.
         is_sure = num_readings > 0 and ahead > doubt + DOUBT / num_readings
@@ -156,14 +175,19 @@ class Policy:
     def _pause(self, known: _Known, best: Arm) -> Pause:
         """Why drafting pauses."""
         readings = known.costs.num_readings
-        num_timed = sum(count for arm, count in readings.items() if arm.is_drafted) if readings[STEP] else 0
+        if readings[STEP]:
+            num_timed = sum(count for arm, count in readings.items() if arm.is_drafted)
+        else:
+            num_timed = 0
         return Pause(self._tokens(best), known.costs.of(best, self._width(best)), num_timed)
 
     def _drafting(self, known: _Known, may_branch: Callable[[], bool]) -> list[Arm]:
         """Arms that draft."""
         if self._tree is None or (self._is_optional and known.num_drafted < CHAINS_FIRST) or not may_branch():
             return self._chains
-        return [*self._chains, self._tree] if self._is_optional else [self._tree]
+        if self._is_optional:
+            return [*self._chains, self._tree]
+        return [self._tree]
 
     def _best(self, known: _Known, arms: list[Arm]) -> Arm:
         """The best of some arms, each at a standard deviation above what was seen."""
@@ -183,7 +207,10 @@ class Policy:
 
     def _known_of(self, num_rows: int) -> _Known:
         if num_rows not in self._known:
-            like = next(reversed(self._known.values())).costs if self._known else None
+            if self._known:
+                like = next(reversed(self._known.values())).costs
+            else:
+                like = None
             arms = [*self._chains, *([self._tree] if self._tree else []), COPY]
             self._known[num_rows] = _Known(Costs(arms, like))
         return self._known[num_rows]
@@ -226,7 +253,10 @@ def policy_for(
     config = drafter.config
     config.check()  # a field may have been set since
     is_full = config.draft_length == "full"
-    size = config.fixed_tree_size if is_static or is_full else config.draft_tree_size
+    if is_static or is_full:
+        size = config.fixed_tree_size
+    else:
+        size = config.draft_tree_size
     if is_full:
         return Policy(most, size, is_full=True)
     if not hasattr(_learnt, "by_drafter"):

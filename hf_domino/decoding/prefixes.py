@@ -22,7 +22,9 @@ class Prefixes:
     """
 
     def __init__(self, ids: torch.Tensor, lengths: list[int] | torch.Tensor, rows: list[int]):
-        self.ids, self._lengths, self.rows = ids, lengths, rows
+        self.ids = ids
+        self._lengths = lengths
+        self.rows = rows
 
     @classmethod
     def of(cls, ids: torch.Tensor) -> Prefixes:
@@ -32,7 +34,9 @@ class Prefixes:
     @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each row."""
-        return self._lengths if isinstance(self._lengths, list) else self._lengths[:, 0].tolist()
+        if isinstance(self._lengths, list):
+            return self._lengths
+        return self._lengths[:, 0].tolist()
 
     @property
     def is_even(self) -> bool:
@@ -42,12 +46,16 @@ class Prefixes:
     @property
     def longest(self) -> int:
         """How many columns the texts take up at most."""
-        return max(self._lengths) if isinstance(self._lengths, list) else self.ids.shape[1]
+        if isinstance(self._lengths, list):
+            return max(self._lengths)
+        return self.ids.shape[1]
 
     @property
     def ends(self) -> torch.Tensor:
         """Tokens of each row, `[B, 1]` beside the ids."""
-        return self.per_row(self._lengths) if isinstance(self._lengths, list) else self._lengths
+        if isinstance(self._lengths, list):
+            return self.per_row(self._lengths)
+        return self._lengths
 
     def within(self, lengths: range, bounds: torch.Tensor | None) -> torch.Tensor | None:
         """Which rows are of some lengths, `[B, 1]` bool, by their bounds `[2]` on the device; None for surely none."""
@@ -80,7 +88,9 @@ class Prefixes:
         """Which ids belong to each row's text, from a place on: `[B, T]` bool."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)
         where = columns < self.ends
-        return where & (columns >= self.per_row(starts)) if any(starts) else where
+        if any(starts):
+            return where & (columns >= self.per_row(starts))
+        return where
 
     def foreseen(self, num_positions: int) -> Prefixes:
         """Texts that successive positions see, the last known token in place of those yet to be chosen."""
@@ -88,7 +98,9 @@ class Prefixes:
 
     def lanes(self, count: int) -> Prefixes:
         """So many texts that begin with each row, those of the first row first."""
-        return self if count == 1 else self._behind(self.ids, count)
+        if count == 1:
+            return self
+        return self._behind(self.ids, count)
 
     def along(self, continuation: torch.Tensor, num_positions: int) -> Prefixes:
         """Texts that successive positions see: the last one all of a continuation, each one before it a token less.

@@ -61,7 +61,9 @@ class Effect:
         key: Hashable = None,
         may_lift: bool = False,
     ):
-        self.processor, self._act, self.may_lift = processor, act, may_lift
+        self.processor = processor
+        self._act = act
+        self.may_lift = may_lift
         self.key = None if key is None else (type(processor), key)
 
     def hold(self, hold: Holder) -> None:
@@ -85,7 +87,9 @@ class Banned(Effect):
 
     def __init__(self, processor: Any, ids: torch.Tensor | int, lengths: range, is_forced: bool = False):
         super().__init__(processor, key=())  # tokens and lengths are held
-        self._ids, self._lengths, self._is_forced = torch.as_tensor(ids).flatten(), lengths, is_forced
+        self._ids = torch.as_tensor(ids).flatten()
+        self._lengths = lengths
+        self._is_forced = is_forced
         self._bounds: torch.Tensor | None = None  # of the lengths, [2], where graphs find it
 
     def hold(self, hold: Holder) -> None:
@@ -161,7 +165,10 @@ def _penalise_seen(ignored: Any, processor: Any, scores: Scores, prefixes: Prefi
 
 def _seen_penalty(processor: Any) -> Effect:
     ignored = processor.prompt_ignore_length
-    ignored = ignored.tolist() if isinstance(ignored, torch.Tensor) else ignored or 0
+    if isinstance(ignored, torch.Tensor):
+        ignored = ignored.tolist()
+    else:
+        ignored = ignored or 0
     # By its numbers: divided by a tensor, scores would be rounded otherwise. A stage does not know which sequence of
     # the batch a row is, so that padding of different lengths is passed over outside of stages.
     is_alike = not isinstance(ignored, list) or len(set(ignored)) == 1
@@ -178,7 +185,8 @@ def _penalise_prompt(processor: Any, scores: Scores, prefixes: Prefixes) -> None
 
 def _ban_repeated(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
     """Forbid the last token of each window of the text that begins as the text ends."""
-    size, ids = processor.ngram_size, prefixes.ids
+    size = processor.ngram_size
+    ids = prefixes.ids
     if ids.shape[1] < size:
         return
     windows = ids.unfold(1, size, 1)  # [R, W, n]
@@ -189,7 +197,8 @@ def _ban_repeated(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
 
 def _ban_prompts(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
     """Forbid what followed the end of the text in the prompt."""
-    ngrams, count = processor.generated_ngrams, processor.ngram_size - 1
+    ngrams = processor.generated_ngrams
+    count = processor.ngram_size - 1
     endings = prefixes.endings(count).tolist()
     banned = [
         ngrams[row].get(tuple(ending), []) if length >= count else []
@@ -269,7 +278,8 @@ def one_by_one(
         prefixes ([`Prefixes`]): What each of the R positions sees.
         is_open (`list[bool]`, *optional*): Which of them it is asked about; the others' scores stay as they are.
     """
-    result, lengths = scores.clone(), prefixes.lengths
+    result = scores.clone()
+    lengths = prefixes.lengths
     asked = [index for index in range(len(lengths)) if is_open is None or is_open[index]]
     for length in sorted({lengths[index] for index in asked}):
         members = [index for index in asked if lengths[index] == length]
@@ -310,7 +320,8 @@ def allows(processor: Any, row: int, text: torch.Tensor, start: int) -> bool:
         text (`torch.Tensor`): Ids `[T]`.
         start (`int`): Place of the first token in question.
     """
-    ask, prompt = processor._prefix_allowed_tokens_fn, row // processor._num_beams
+    ask = processor._prefix_allowed_tokens_fn
+    prompt = row // processor._num_beams
     return all(int(text[place]) in list(ask(prompt, text[:place])) for place in range(start, len(text)))
 
 
@@ -318,5 +329,7 @@ def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:
     """A processor that treats the rows it is given as these rows of the batch; most treat all rows alike."""
     if not isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
         return processor
-    allowed, per_prompt = processor._prefix_allowed_tokens_fn, processor._num_beams  # newer releases: of its sequences
+    # Newer releases: of its sequences.
+    allowed = processor._prefix_allowed_tokens_fn
+    per_prompt = processor._num_beams
     return hf.PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index] // per_prompt, ids), num_beams=1)

@@ -103,4 +103,6 @@ def fitting_length(length: int, most: int) -> int:
 
     ```
     """
-    return min(1 << (length - 1).bit_length(), most) if length else 0
+    if length:
+        return min(1 << (length - 1).bit_length(), most)
+    return 0

@@ -79,7 +79,10 @@ class TargetRunner:
             logits, captured = self._prefill_in_chunks(input_ids[:, -(new_length or 0) :], chunk_size)
         cached = int(self.cache.get_seq_length())
         mask = self.mask(cached)
-        padding = [0] * len(logits) if mask is None else mask.bool().int().argmax(dim=1).tolist()
+        if mask is None:
+            padding = [0] * len(logits)
+        else:
+            padding = mask.bool().int().argmax(dim=1).tolist()
         self._lengths = [cached - count for count in padding]
         self._settled = cached
         return logits, captured
@@ -103,7 +106,8 @@ class TargetRunner:
 
     def _uncached_length(self, input_ids: torch.Tensor, mask_length: int | None) -> int | None:
         """How many of the prompt's last positions to process; None for all it has."""
-        cached, mask = self.cache.get_seq_length(), self.kwargs.get("attention_mask")
+        cached = self.cache.get_seq_length()
+        mask = self.kwargs.get("attention_mask")
         if not cached:
             return None
         embeds = self.kwargs.get("inputs_embeds")
@@ -127,7 +131,9 @@ class TargetRunner:
     def mask(self, length: int) -> torch.Tensor | None:
         """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""
         mask = self.kwargs.get("attention_mask")
-        return mask[:, -length:] if mask is not None and mask.dim() == 2 else None
+        if mask is not None and mask.dim() == 2:
+            return mask[:, -length:]
+        return None
 
     @property
     def prompt_length(self) -> int:
@@ -141,14 +147,22 @@ class TargetRunner:
     def next_position(self) -> int:
         """The largest position that any row is about to take."""
         positions = self.kwargs.get("position_ids")
-        return self.cache.get_seq_length() if positions is None else int(positions.max())
+        if positions is None:
+            return self.cache.get_seq_length()
+        return int(positions.max())
 
     def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
         """Run the target over anchors `[B, 1]` and proposals: logits `[B, W, V]` and captured hidden states."""
         width = proposed.num_nodes + 1
-        self._checked = self._advanced(copy.copy(self.kwargs), width - 1) if width > 1 else self.kwargs
+        if width > 1:
+            self._checked = self._advanced(copy.copy(self.kwargs), width - 1)
+        else:
+            self._checked = self.kwargs
         self._block = torch.cat((anchors, proposed.tokens), dim=1)
-        self._snapshot = StateSnapshot(self.cache) if recurrent_layers(self.cache) else None
+        if recurrent_layers(self.cache):
+            self._snapshot = StateSnapshot(self.cache)
+        else:
+            self._snapshot = None
         return self._forward(
             self._block,
             self._checked,
@@ -161,7 +175,10 @@ class TargetRunner:
     def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
         """Move what was accepted of the block to its front, where a chain has it, and give its hidden states."""
         # The path has its places in the block, [B, C], the anchor's first; None for a chain.
-        in_place = torch.arange(path.shape[1]).expand_as(path) if path is not None and path.is_cpu else None
+        if path is not None and path.is_cpu:
+            in_place = torch.arange(path.shape[1]).expand_as(path)
+        else:
+            in_place = None
         if path is not None and (in_place is None or not torch.equal(path, in_place)):
             assert self._block is not None
             move_forward(self.cache, path, self._block.shape[1])
@@ -187,7 +204,8 @@ class TargetRunner:
             dropped = [num_checked - counts[row] for row in rows]
             self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
         self._lengths = [lengths[row] for row in rows]
-        self._settled, self._snapshot = self.cache.get_seq_length(), None
+        self._settled = self.cache.get_seq_length()
+        self._snapshot = None
 
     def end(self, batch_size: int) -> None:
         """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left."""
@@ -210,7 +228,10 @@ class TargetRunner:
             crop_attention(self.cache, self._settled)
             assert self._block is not None
             again = self._block[:, :num_kept]
-            kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1) if num_kept > 1 else self.kwargs
+            if num_kept > 1:
+                kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1)
+            else:
+                kwargs = self.kwargs
             self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
         if num_kept < num_checked or any(self.cache.is_sliding):
             crop_attention(self.cache, self._settled + num_kept)
@@ -229,7 +250,10 @@ class TargetRunner:
 
     def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
         # Of a text's types the last one goes on token by token, and the last few do at once.
-        steps = [num_tokens] if kwargs.get("token_type_ids") is None else [1] * num_tokens
+        if kwargs.get("token_type_ids") is None:
+            steps = [num_tokens]
+        else:
+            steps = [1] * num_tokens
         for count in steps:
             kwargs = self.model._update_model_kwargs_for_generation(
                 self.outputs, kwargs, is_encoder_decoder=False, num_new_tokens=count

@@ -141,7 +141,8 @@ class TokenLaw:
         if not self.needs_prefix:
             return self.process(logits.flatten(0, 1), prefixes).view_as(logits)
         # What looks at tokens names them by their ids.
-        seen, all_logits = seen_by_each() if seen_by_each else prefixes, self.vocabulary.scatter(logits)
+        seen = seen_by_each() if seen_by_each else prefixes
+        all_logits = self.vocabulary.scatter(logits)
         # Transformers' own processors know an answer for every prefix; a trie or a grammar may not.
         asks_caller = any(type(processor) is PrefixConstrainedLogitsProcessor for processor in self.processors)
         is_open = self._are_open(prefixes, seen) if asks_caller else None
@@ -154,7 +155,8 @@ class TokenLaw:
         per_row = len(seen.lengths) // len(prefixes.lengths)
         for index, is_open in enumerate(are_open):
             if is_open:
-                start, text = prefixes.lengths[index // per_row], seen.ids[index, : seen.lengths[index]]
+                start = prefixes.lengths[index // per_row]
+                text = seen.ids[index, : seen.lengths[index]]
                 are_open[index] = all(allows(one, seen.rows[index], text, start) for one in constraints)
         return are_open
 
@@ -183,9 +185,13 @@ class TokenLaw:
                 step.apply(changed, prefixes)
                 scores = changed.tensor
             else:
-                alone, changed = type(step) not in PREFIX_FREE, None
+                alone = type(step) not in PREFIX_FREE
+                changed = None
                 scores = scores.float()
-                scores = one_by_one(step, scores, prefixes, is_open) if alone else step(prefixes.ids, scores)
+                if alone:
+                    scores = one_by_one(step, scores, prefixes, is_open)
+                else:
+                    scores = step(prefixes.ids, scores)
         return scores.float()
 
 
@@ -204,7 +210,9 @@ def choose(scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Ten
         scores (`torch.Tensor`): `[..., V]` in fp32, or of candidates.
         noise (`torch.Tensor`, *optional*): Standard exponential, of the same shape.
     """
-    return scores.argmax(dim=-1) if noise is None else race(scores, noise).indices
+    if noise is None:
+        return scores.argmax(dim=-1)
+    return race(scores, noise).indices
 
 
 def race(scores: torch.Tensor, noise: torch.Tensor) -> torch.return_types.max:

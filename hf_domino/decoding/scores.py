@@ -22,7 +22,8 @@ class Scores:
     """
 
     def __init__(self, scores: torch.Tensor, dtype: torch.dtype = torch.float32):
-        self._shape, self.vocab_size = scores.shape, scores.shape[1]
+        self._shape = scores.shape
+        self.vocab_size = scores.shape[1]
         self._flat = torch.empty(scores.numel() + 1, dtype=dtype, device=scores.device)
         self.tensor.copy_(scores)
         self._flat[-1:] = 0.0  # takes what goes nowhere; one number alone would be copied from the host
@@ -74,7 +75,8 @@ class CandidateScores(Scores):
 
     def __init__(self, scores: torch.Tensor, vocab_size: int, token_ids: torch.Tensor):
         super().__init__(scores)
-        self.vocab_size, self._token_ids = vocab_size, token_ids
+        self.vocab_size = vocab_size
+        self._token_ids = token_ids
 
     @cached_property
     def _ordered(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,6 +90,7 @@ class CandidateScores(Scores):
         self.tensor.scatter_add_(1, order, amounts.gather(1, token_ids))
 
     def _columns(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        ids, (token_ids, order) = ids.contiguous(), self._ordered
+        ids = ids.contiguous()
+        (token_ids, order) = self._ordered
         rank = torch.searchsorted(token_ids, ids).clamp_max(token_ids.shape[1] - 1)
         return order.gather(1, rank), token_ids.gather(1, rank) == ids

@@ -23,7 +23,9 @@ class StepOutputs:
     """
 
     def __init__(self, generation_config: GenerationConfig):
-        names = ("hidden_states", "attentions") if generation_config.return_dict_in_generate else ()
+        names: tuple[str, ...] = ()
+        if generation_config.return_dict_in_generate:
+            names = ("hidden_states", "attentions")
         self._steps: dict[str, list[Any]] = {name: [] for name in names if getattr(generation_config, f"output_{name}")}
 
     @property
@@ -61,7 +63,9 @@ class StepOutputs:
                 self._steps["attentions"].append(tuple(_attention_of(layer, index, window) for layer, window in pairs))
 
     def _of(self, outputs: ModelOutput, name: str) -> Any:
-        return getattr(outputs, name) if name in self._steps else ()
+        if name in self._steps:
+            return getattr(outputs, name)
+        return ()
 
     def results(self) -> dict[str, tuple]:
         """Fields for what `generate` returns: for each token a tuple over layers."""
@@ -72,7 +76,8 @@ def _attention_along(path: torch.Tensor | None, attention: torch.Tensor) -> torc
     """Of weights `[1, A, W, K]` those that positions of a path give each other and what is cached."""
     if path is None:
         return attention
-    num_cached, path = attention.shape[3] - attention.shape[2], path[0].to(attention.device)
+    num_cached = attention.shape[3] - attention.shape[2]
+    path = path[0].to(attention.device)
     columns = torch.cat((torch.arange(num_cached, device=path.device), num_cached + path))
     return attention[:, :, path][..., columns]
 

@@ -54,7 +54,9 @@ class KnownStops:
 
     def room(self, length: int) -> int | None:
         """Proposals behind a text of this length after which it may need a token more; None for no limit."""
-        return None if self.max_length is None else max(self.max_length - length - 1, 0)
+        if self.max_length is None:
+            return None
+        return max(self.max_length - length - 1, 0)
 
     def are_open(self, lengths: Sequence[int], seen: Prefixes) -> list[bool]:
         """Which texts behind some rows go on.
@@ -63,7 +65,8 @@ class KnownStops:
             lengths (`Sequence[int]`): Tokens so far of the B rows.
             seen ([`Prefixes`]): As many texts of each row, those of the first row first.
         """
-        per_row, first = len(seen.lengths) // len(lengths), min(lengths)
+        per_row = len(seen.lengths) // len(lengths)
+        first = min(lengths)
         starts = [length for length in lengths for _ in range(per_row)]
         texts = zip(starts, seen.lengths, seen.ids[:, first:].tolist(), strict=True)
         return [self._is_open(start, tokens[start - first : end - first]) for start, end, tokens in texts]

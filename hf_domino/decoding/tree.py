@@ -52,7 +52,9 @@ class Tree:
     @property
     def depth(self) -> int:
         """Most tokens that can be accepted (C)."""
-        return self.num_nodes if self.longest is None else min(self.longest, self.num_nodes)
+        if self.longest is None:
+            return self.num_nodes
+        return min(self.longest, self.num_nodes)
 
     @cached_property
     def _jumps(self) -> torch.Tensor:
@@ -111,7 +113,9 @@ class Tree:
     def branches(self) -> dict[tuple[int, int], int]:
         """The position of each node of the first row, by its parent's position and by its token."""
         tokens = self.tokens[0].tolist()
-        parents = range(len(tokens)) if self.parents is None else self.parents[0].tolist()
+        parents = list(range(len(tokens)))
+        if self.parents is not None:
+            parents = self.parents[0].tolist()
         return {key: place for place, key in enumerate(zip(parents, tokens, strict=True), start=1)}
 
     def accepted(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
@@ -187,6 +191,6 @@ def _mask(
     rows = mask.gather(2, depths[:, None, :, None].expand(-1, -1, -1, size))
     first = size - width if start is None else start
     block = rows.gather(3, (first + depths)[:, None, None].expand(-1, -1, width, -1))
-    hidden = False if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    hidden = 0.0 if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
     columns = (first + torch.arange(width, device=mask.device)).view(-1, 1, 1, width)
     return rows.scatter(3, columns.expand_as(block), block.masked_fill(~sees[:, None], hidden))

@@ -57,7 +57,8 @@ def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
         return f"{attention} attention"
     if text.model_type in COUNTS_COLUMNS:
         return f"attention of {text.model_type} goes by columns"
-    known, target = _tried.setdefault(runner.target.model, {}), runner.target.model
+    known = _tried.setdefault(runner.target.model, {})
+    target = runner.target.model
     key = (attention, rounded_to(target), target.training)  # dropout makes logits differ
     if key not in known:
         known[key] = _try(target)
@@ -71,7 +72,8 @@ def _try(target: PreTrainedModel) -> str | None:
     # From all over the vocabulary: the first ones are often special tokens, of which 16 bits make any law.
     chain = (positions + 1) * (target.config.get_text_config().vocab_size // (NUM_TRIED + 2))
     # Behind the first token a wrong one follows the next three; the text goes on beside them.
-    order, parents = [1, 6, 2, 6, 3, 6, 4, 5], [0, 0, 2, 2, 4, 4, 6]
+    order = [1, 6, 2, 6, 3, 6, 4, 5]
+    parents = [0, 0, 2, 2, 4, 4, 6]
     tree = Tree(chain[:, order[1:]], torch.tensor([parents], device=device))
     try:
         expected = target(input_ids=chain, position_ids=positions, use_cache=False).logits[:, 1:6]

@@ -59,7 +59,9 @@ def base_of(name: str | os.PathLike, download: Mapping[str, Any]) -> tuple[str, 
 def stored_config(name: str | os.PathLike, download: Mapping[str, Any]) -> StoredConfig:
     """Read config.json of a model, or of the one that an adapter belongs to."""
     stored = read_config(name, dict(download))
-    return stored_config(*base_of(name, download)) if stored is None else stored
+    if stored is None:
+        return stored_config(*base_of(name, download))
+    return stored
 
 
 def drafter_config(name: str | os.PathLike) -> DominoConfig:
@@ -100,14 +102,19 @@ def _merge(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
         # On the meta device first: nothing is made in sizes that only its configuration tells.
         adapted = PeftModel.from_pretrained(drafter, name, low_cpu_mem_usage=True, **download)
         described = set(get_peft_model_state_dict(adapted))
-        merged = None if described != set(tensors) else adapted.merge_and_unload()
+        if described != set(tensors):
+            merged = None
+        else:
+            merged = adapted.merge_and_unload()
     except Exception as error:  # PEFT's own, of any class, name neither the file nor the field
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise refusal(field, "one that PEFT can merge into its drafter", reason, AGAIN) from error
     if merged is None:
-        lost, word = described - set(tensors), "without"
+        lost = described - set(tensors)
+        word = "without"
         if not lost:
-            lost, word = set(tensors) - described, "with"
+            lost = set(tensors) - described
+            word = "with"
         value = f"a file {word} {shown(sorted(one.removeprefix(PREFIX) for one in lost))}"
         raise refusal(field, "of the tensors that its configuration describes", value, AGAIN)
     check_loaded(tensors, missing=())

@@ -45,8 +45,10 @@ from hf_domino.formats.fields import (
     window_fields,
 )
 
-SECTION, DSPARK_SECTION = "dflash_config", "dspark_config"
-DOMINO_CLASS, DFLASH_CLASS = "DominoDraftModel", "DFlashDraftModel"
+SECTION = "dflash_config"
+DSPARK_SECTION = "dspark_config"
+DOMINO_CLASS = "DominoDraftModel"
+DFLASH_CLASS = "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
 INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI, whose rotary positions turn neighbours together
@@ -60,7 +62,8 @@ OWN = """
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
 HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *OF_TARGETS.split())
-MUSE_TYPE, MUSE_TARGET_TYPE = "muse_glimmer_assistant", "muse_glimmer_text"
+MUSE_TYPE = "muse_glimmer_assistant"
+MUSE_TARGET_TYPE = "muse_glimmer_text"
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
@@ -68,7 +71,9 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")
-        width, is_next = stored["hidden_size"] // stored["num_attention_heads"], True  # it trains in no other order
+        # It trains in no other order.
+        width = stored["hidden_size"] // stored["num_attention_heads"]
+        is_next = True
         stored = {"head_dim": width} | stored | {"model_type": "qwen3"}
         # In its older files the other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
@@ -91,7 +96,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
     """Apply `use_swa` and a stated causality to the backbone's windows."""
-    types, window = backbone.get("layer_types"), backbone.get("sliding_window")
+    types = backbone.get("layer_types")
+    window = backbone.get("sliding_window")
     non_causal = False in (stored.get("causal"), stored.get("is_causal"))
     if stored.get("use_swa"):
         non_causal = non_causal or types is None
@@ -103,7 +109,10 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 def projector_type_of(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class or a head's field tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
-    told = "domino" if is_domino else "dspark" if stored.get("markov_rank") else "dflash"
+    if is_domino:
+        told = "domino"
+    else:
+        told = "dspark" if stored.get("markov_rank") else "dflash"
     if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
         told = "dflash2"
     given = stored.get("projector_type") or told
@@ -121,7 +130,8 @@ def stored_dflash(config: DominoConfig) -> dict[str, Any]:
 
     DeepSpec has all of DSpark's at the top, and z-lab the size of DFlash 2's block inside, too.
     """
-    kind, section = config.projector_type, stored_head(config)
+    kind = config.projector_type
+    section = stored_head(config)
     section |= {"mask_token_id": config.mask_token_id, "target_layer_ids": config.target_layer_ids}
     top = stored_backbone(config) | {
         "architectures": [WRITTEN.get(kind, DFLASH_CLASS)],

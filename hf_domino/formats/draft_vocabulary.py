@@ -26,7 +26,9 @@ from hf_domino.target.compatibility import check_target
 from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
-D2T, T2D = "d2t", "t2d"  # tensors that are of the draft vocabulary
+# Tensors that are of the draft vocabulary.
+D2T = "d2t"
+T2D = "t2d"
 SPREAD = (
     "The layout has no draft vocabulary. hf_domino's plugin for vLLM reads t2d; in other engines the drafter proposes "
     "all {} tokens instead of {}"
@@ -102,7 +104,9 @@ def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Te
     # Returns the ids [D] if there is t2d alone, as of `spread`, and W2 is of all tokens; else None.
     d2t, t2d = (stored[name].read().flatten() if name in stored else None for name in (D2T, T2D))
     if d2t is None:
-        return None if t2d is None or config.draft_vocab_size else drafted_ids(t2d, config.vocab_size)
+        if t2d is None or config.draft_vocab_size:
+            return None
+        return drafted_ids(t2d, config.vocab_size)
     if config.draft_vocab_size is None:
         if len(d2t) == config.vocab_size:  # no map at all
             return None

@@ -37,13 +37,16 @@ from hf_domino.formats.fields import (
 from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
 
 BLOCK_SIZE = 7  # files do not say how many tokens are drafted
-NESTED, LAYERS, DEEPSPEC_LAYERS = "eagle_config", "eagle_aux_hidden_state_layer_ids", "target_layer_ids"
+NESTED = "eagle_config"
+LAYERS = "eagle_aux_hidden_state_layer_ids"
+DEEPSPEC_LAYERS = "target_layer_ids"
 ARCHITECTURES = {
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
     *("LlamaEagle3DraftModel", "GptOssEagle3DraftModel", "Qwen3Eagle3Model"),
 }
 # Of NeMo Automodel and DeepSpec, which copy the target's configuration; DeepSpec counts layers from 0.
-AUTOMODEL, DEEPSPEC = {"LlamaEagle3DraftModel", "GptOssEagle3DraftModel"}, "Qwen3Eagle3Model"
+AUTOMODEL = {"LlamaEagle3DraftModel", "GptOssEagle3DraftModel"}
+DEEPSPEC = "Qwen3Eagle3Model"
 WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # What others may say of a drafter, and the one thing that is run here.
@@ -72,7 +75,8 @@ def _matches(stored: StoredConfig) -> bool:
 
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
-    nested, is_nested = section_of(stored, NESTED), KIND in stored
+    nested = section_of(stored, NESTED)
+    is_nested = KIND in stored
     stored = merged(stored, NESTED)
     if is_nested:
         required(stored, SECTION)
@@ -86,7 +90,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     required(layer, *(() if is_nested else DECODER_SIZES[:4]))
     fields = backbone_fields(layer, turns_whole_heads=DEEPSPEC in classes)
     refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)
-    window, longest = layer.get("sliding_window"), fields["max_position_embeddings"]
+    window = layer.get("sliding_window")
+    longest = fields["max_position_embeddings"]
     is_off = layer.get("use_sliding_window") is False or getattr(decoder_of(layer), "sliding_window", None) is None
     if window is not None and not is_off and window < longest:
         raise misfit("sliding_window", f"absent, or at least {longest} (max_position_embeddings)", window, CANNOT_RUN)

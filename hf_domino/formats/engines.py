@@ -24,7 +24,10 @@ from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
 from hf_domino.formats.speculators import SECTION as LAYER_SECTION
 
-DOMINO, DFLASH, DSPARK, DFLASH2 = ("domino",), ("dflash",), ("dspark",), ("dflash2",)
+DOMINO = ("domino",)
+DFLASH = ("dflash",)
+DSPARK = ("dspark",)
+DFLASH2 = ("dflash2",)
 
 
 @dataclass(frozen=True)

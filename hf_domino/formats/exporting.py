@@ -82,7 +82,8 @@ def export(
     if engine is not None and engine not in ENGINES:
         raise refusal("engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to hear what each will take.")
     stored = stored_config(drafter.config, format, dtype)
-    own, note = own_tensors(drafter), None
+    own = own_tensors(drafter)
+    note = None
     if drafter.config.draft_vocab_size is not None:
         has_one = format == "speculators"
         own, note = beside(own, drafter.config, target) if has_one else spread(own, drafter.config)

@@ -131,8 +131,11 @@ class Format:
         found = []
         for prefix, place in places_of(stored):
             sections = prefix.split(".")[:-1]
-            names = (*OF_ROPE.split(), *ROTARY) if sections and sections[-1] in ROPE_SECTIONS else own
-            names = (*READ_OF_DECODERS, *self.only) if sections == [DECODER_SECTION] else names
+            names: Iterable[str] = own
+            if sections and sections[-1] in ROPE_SECTIONS:
+                names = (*OF_ROPE.split(), *ROTARY)
+            if sections == [DECODER_SECTION]:
+                names = (*READ_OF_DECODERS, *self.only)
             harmless = re.compile("|".join(map(fnmatch.translate, (*HARMLESS, *self.harmless, *names))))
             for name, value in place.items():
                 if value not in EMPTY and own.issuperset(sections[:1]) and not harmless.match(name):
@@ -307,7 +310,8 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
     if model_type not in CONFIG_MAPPING:
         remedy = "A newer transformers may know it."
         raise refusal("model_type of the backbone", "one that transformers knows", model_type, remedy)
-    depth, (_, most) = stored.get("num_hidden_layers"), SIZES["num_hidden_layers"]
+    depth = stored.get("num_hidden_layers")
+    (_, most) = SIZES["num_hidden_layers"]
     if isinstance(depth, int) and depth > most:  # Transformers makes a list of them
         raise misfit("num_hidden_layers", f"at most {most}", depth)
     return CONFIG_MAPPING[model_type].from_dict({name: value for name, value in stored.items() if name != LABELS})

@@ -111,7 +111,9 @@ def unread_fields(name: str | os.PathLike) -> list[str]:
     """Name the fields of a drafter's config.json that are neither read nor known to change no draft."""
     stored = read_config(name, {"local_files_only": True})  # which was loaded before
     found = None if stored is None else format_of(stored)
-    return [] if found is None or stored is None else found.unread(stored)
+    if found is None or stored is None:
+        return []
+    return found.unread(stored)
 
 
 def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) -> tuple[Format, DominoConfig]:
@@ -215,15 +217,19 @@ def check_loaded(tensors: Mapping[str, torch.Tensor], missing: Collection[str]) 
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
-    parts, own = {name.split(".")[0] for name in stored}, config.head_modules()
-    fitting, why = config.projector_type, ""
+    parts = {name.split(".")[0] for name in stored}
+    own = config.head_modules()
+    fitting = config.projector_type
+    why = ""
     headless = config.headless()
     if own and headless is not None and parts.isdisjoint(own):
-        fitting, why = headless.projector_type, f"it has no {' and '.join(own)}: plain {headless.title}"
+        fitting = headless.projector_type
+        why = f"it has no {' and '.join(own)}: plain {headless.title}"
     for method in config_classes():
         heads = set(method.head_modules()).difference(own)
         if surplus := sorted(tensor for tensor in stored if tensor.split(".")[0] in heads):
-            fitting, why = method.projector_type, f"it has a correction head: {', '.join(surplus)}"
+            fitting = method.projector_type
+            why = f"it has a correction head: {', '.join(surplus)}"
     if why:
         remedy = f"Set projector_type={fitting!r} in its configuration, or load a {config.title} checkpoint."
         raise refusal("projector_type", f"{fitting!r} for this checkpoint ({why})", config.projector_type, remedy)
@@ -232,4 +238,6 @@ def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None
 def shown(names: list[str]) -> str:
     """Join names of tensors for an error: the first few, and how many there are."""
     first = ", ".join(names[:MOST_SHOWN])
-    return first if len(names) <= MOST_SHOWN else f"{first} ... ({len(names)} tensors)"
+    if len(names) <= MOST_SHOWN:
+        return first
+    return f"{first} ... ({len(names)} tensors)"

@@ -32,7 +32,8 @@ from hf_domino.formats.fields import Format, StoredConfig, is_of_target
 from hf_domino.formats.registry import format_of
 
 HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+CONFIG = "config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
 CUT_SHORT = "Consistency check failed"  # huggingface_hub's words for a download of another size than was told
 INSTALL_PEFT = "It is the extra `peft` of hf-domino: pip install peft."
@@ -42,7 +43,10 @@ AGAIN = "Download the checkpoint again, or save the drafter again."
 def check_source(name: str | Path, field: str, **download: Any) -> None:
     """Refuse at once a name that is neither a folder nor on the Hub: Transformers would try the network repeatedly."""
     path = Path(name)
-    reason = None if str(name) and path.is_dir() else _why_not_on_hub(str(name), download)
+    if str(name) and path.is_dir():
+        reason = None
+    else:
+        reason = _why_not_on_hub(str(name), download)
     if reason is not None:
         folders = [other.name for other in path.parent.glob("*/")]
         near = difflib.get_close_matches(path.name, folders, n=1)
@@ -77,12 +81,16 @@ def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
         return ""
     except RepositoryNotFoundError as error:
         is_gated = isinstance(error, GatedRepoError)  # loading it says what to do
-        return None if is_gated else ", and the Hub does not know it, or not for you (`hf auth login`)"
+        if is_gated:
+            return None
+        return ", and the Hub does not know it, or not for you (`hf auth login`)"
     except (EntryNotFoundError, HfHubHTTPError):
         return None
     except Exception as error:  # of the connection, and of whichever library makes it
         is_slow = "Timeout" in type(error).__name__  # it may have it yet
-        return None if is_slow else f", it was not downloaded before, and the Hub does not answer ({error})"
+        if is_slow:
+            return None
+        return f", it was not downloaded before, and the Hub does not answer ({error})"
     return None
 
 

@@ -43,7 +43,9 @@ SECTION = DECODER_SECTION
 KIND = "speculators_model_type"
 VERIFIER = "speculators_config"
 PROPOSALS = "speculative_tokens"
-DRAFT_VOCAB_SIZE, BLOCK_SIZE = 32000, 8  # defaults of its configuration class
+# Defaults of its configuration class.
+DRAFT_VOCAB_SIZE = 32000
+BLOCK_SIZE = 8
 # Kinds that are read, with defaults of their own classes; and classes of what is written.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "domino": {"gru_hidden_dim": 1024, "emb_dim": 256, "pure_draft_prefix_len": 1},
@@ -107,7 +109,8 @@ def _predicts_next(stored: StoredConfig, default: bool) -> bool:
     """Tell the order of a block, which older files say by the number of proposals alone."""
     methods = section_of(stored, VERIFIER).get("proposal_methods")
     first = methods[0] if isinstance(methods, list) and methods else None
-    count, size = first.get(PROPOSALS) if isinstance(first, dict) else None, stored["block_size"]
+    count = first.get(PROPOSALS) if isinstance(first, dict) else None
+    size = stored["block_size"]
     if not isinstance(count, int) or not isinstance(size, int) or count not in (size - 1, size):
         return predicts_next(stored, default)  # as many as someone wanted to be proposed
     is_next = predicts_next(stored, count == size)
@@ -127,7 +130,8 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
 
 def stored_speculators(config: DominoConfig) -> dict[str, Any]:
     """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
-    kind, is_dflash2 = config.projector_type, config.projector_type == "dflash2"
+    kind = config.projector_type
+    is_dflash2 = config.projector_type == "dflash2"
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
     wrong: dict[str, tuple[Any, str, str]] = {
         "projector_type": (

@@ -19,7 +19,9 @@ from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import whole_files
 
 FOLDER = "custom_generate"
-ENTRY, ENTRY_FILE = "integration/custom_generate.py", "generate"  # read, never imported; what Transformers looks for
+# Read, never imported; what Transformers looks for.
+ENTRY = "integration/custom_generate.py"
+ENTRY_FILE = "generate"
 PACKAGES = ("hf_domino", "domino_kernels")
 LICENCE = "Apache-2.0"
 _ENTRY_NAME = f"{PACKAGES[0]}.{ENTRY.removesuffix('.py').replace('/', '.')}"
@@ -55,7 +57,8 @@ def bundle() -> dict[str, str]:
     if _path(_ENTRY_NAME) is None:
         raise ValueError("standalone=True needs the package, whose source is bundled: pip install hf-domino.")
     texts: dict[str, str] = {}
-    found, open_ = {_ENTRY_NAME: ENTRY_FILE}, [_ENTRY_NAME]
+    found = {_ENTRY_NAME: ENTRY_FILE}
+    open_ = [_ENTRY_NAME]
     while open_:
         name = open_.pop()
         path = cast(Path, _path(name))
@@ -91,7 +94,8 @@ def _path(name: str) -> Path | None:
 def rewrite(source: str, name: str, is_package: bool, flat_name: Callable[[str], str | None]) -> tuple[str, set[str]]:
     """Rewrite a module's imports for flat files, and list the modules of ours that it needs."""
     package = name if is_package else name.rpartition(".")[0]
-    lines, needed = source.splitlines(keepends=True), set()
+    lines = source.splitlines(keepends=True)
+    needed = set()
     for node in sorted(_imports(ast.parse(source)), key=lambda node: -node.lineno):
         replaced: list[str] = []
         if not isinstance(node, ast.If):
@@ -119,7 +123,9 @@ def _rewritten(
     if isinstance(node, ast.ImportFrom):
         parent = package.rsplit(".", node.level - 1)[0] if node.level else ""
         base = ".".join(filter(None, (parent, node.module)))
-    lines, needed, others = [], set(), []
+    lines = []
+    needed = set()
+    others = []
     for alias in node.names:
         module = f"{base}.{alias.name}" if base else alias.name
         if (flat := flat_name(module)) is None:

@@ -59,7 +59,8 @@ def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[st
     kept = {name: value for name, value in kwargs.items() if name not in unused}
     if kept["generation_config"].cache_implementation is None and prefers_fixed_shape(input_ids):
         kept |= _in_fixed_shape(target, kwargs["assistant_model"], len(input_ids), kept)
-    default, host = torch.get_default_device(), torch.device("cpu")
+    default = torch.get_default_device()
+    host = torch.device("cpu")
     # Tensors without a device are made on the host, unless the default device is the target's: entering takes time.
     with nullcontext() if default in (host, input_ids.device) else host:
         return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
@@ -97,7 +98,10 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
     if not isinstance(target, GenerationMixin):
         remedy = "Pass the model itself, such as pipeline.model."
         raise refusal("the target", "a model that generates", type(target).__name__, remedy)
-    found = named(target, drafter) if isinstance(drafter, (str, os.PathLike)) else drafter_of(drafter)
+    if isinstance(drafter, (str, os.PathLike)):
+        found = named(target, drafter)
+    else:
+        found = drafter_of(drafter)
     if found is None:
         remedy = "Load it with DominoDraftModel.from_pretrained."
         raise refusal("the default drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
@@ -130,7 +134,8 @@ def decode_by_default(
     default: Attached, original: Callable, target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """Decode a prepared call with the default drafter, or by the original method where that cannot be."""
-    config, drafted = kwargs.get("generation_config"), kwargs | {"assistant_model": default.drafter}
+    config = kwargs.get("generation_config")
+    drafted = kwargs | {"assistant_model": default.drafter}
     # `generate` names it; who gives it by place drives this loop himself. A target may also draft for another model.
     if config is None or getattr(config, "is_assistant", False):
         return original(target, input_ids, *args, **kwargs)
@@ -178,7 +183,8 @@ def pipeline_drafter(
 
 def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None = None) -> DominoDraftModel:
     """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes."""
-    loaded, download = _named.setdefault(target, {}), dict(download or {})
+    loaded = _named.setdefault(target, {})
+    download = dict(download or {})
     files = [Path(name).absolute() / file for file in (CONFIG, ADAPTER_CONFIG)]
     saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file()) or os.fspath(name)
     key = (saved, target.dtype, input_device(target), download.get("revision"), download.get("subfolder"))

@@ -13,8 +13,10 @@ from types import ModuleType
 
 from hf_domino.integration.on_import import when_imported
 
-MODEL_TYPE, PACKAGE = "domino", "hf_domino"
-CONFIG_NAME, MODEL_NAME = "DominoConfig", "DominoDraftModel"
+MODEL_TYPE = "domino"
+PACKAGE = "hf_domino"
+CONFIG_NAME = "DominoConfig"
+MODEL_NAME = "DominoDraftModel"
 
 
 def register_auto_classes() -> None:

@@ -107,7 +107,8 @@ def check_prepared(
     target: PreTrainedModel, drafter: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]
 ) -> None:
     """Refuse a call that assisted decoding cannot start from, or could not keep to the target's own text."""
-    config, batch_size = kwargs["generation_config"], len(input_ids)
+    config = kwargs["generation_config"]
+    batch_size = len(input_ids)
     num_proposals = drafter.config.num_draft_tokens
     check_inputs(target, input_ids, kwargs)
     check_adapters(target, batch_size)
@@ -140,7 +141,8 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
         raise refusal(CACHE, "a DynamicCache", type(cache).__name__, remedy)
-    mask, given = model_kwargs.get("attention_mask"), num_new + cache.get_seq_length()
+    mask = model_kwargs.get("attention_mask")
+    given = num_new + cache.get_seq_length()
     if mask is not None and mask.dim() == 2 and mask.shape[1] > given:
         expected = f"at most as wide as what is cached and given ({given} positions)"
         raise refusal("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
@@ -149,7 +151,8 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
 
 def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:
     """Tell whether a target keeps its keys and values in the cache that `generate` prepares for every target."""
-    parameters, are_recurrent = inspect.signature(type(target).forward).parameters, getattr(cache, "is_linear", [])
+    parameters = inspect.signature(type(target).forward).parameters
+    are_recurrent = getattr(cache, "is_linear", [])
     # From Transformers 5.24 on, a cache of recurrent states alone (Mamba) goes by the same name.
     is_taken = CACHE in parameters or "input_ids" not in parameters
     return is_taken and not (are_recurrent and all(are_recurrent))
@@ -177,11 +180,15 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
         raise refusal("logits_processor with a Domino assistant_model", expected, processors, alone)
     for processor in kwargs["logits_processor"]:
         encoder_ids = getattr(processor, "encoder_input_ids", None)
-        count = getattr(processor, "batch_size", batch_size) if encoder_ids is None else len(encoder_ids)
+        if encoder_ids is None:
+            count = getattr(processor, "batch_size", batch_size)
+        else:
+            count = len(encoder_ids)
         if count != batch_size:
             remedy = "Repeat the prompts instead of asking for several num_return_sequences."
             raise refusal(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
-    mask, cache = kwargs.get("attention_mask"), kwargs[CACHE]
+    mask = kwargs.get("attention_mask")
+    cache = kwargs[CACHE]
     is_static = kwargs["generation_config"].cache_implementation == "static"
     if not is_static and (cache_part := unalignable(cache)):
         raise refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)

@@ -37,8 +37,12 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
     if (lookup := kwargs.get("prompt_lookup_num_tokens")) is not None:
         del kwargs["prompt_lookup_num_tokens"]  # Transformers would take it for an assistant of its own
     # These do not reach a decoding method of one's own
-    streamer, tokenizer = kwargs.get("streamer"), kwargs.get("tokenizer")
-    prepares = model if tokenizer is None else _with_tokenizer(model, tokenizer)
+    streamer = kwargs.get("streamer")
+    tokenizer = kwargs.get("tokenizer")
+    if tokenizer is None:
+        prepares = model
+    else:
+        prepares = _with_tokenizer(model, tokenizer)
 
     def decoding_method(_: PreTrainedModel, input_ids: torch.Tensor, **call: Any) -> Any:
         config = call["generation_config"]
@@ -53,6 +57,7 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
 
 def _with_tokenizer(model: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:
     """Keep the tokenizer for stop strings: for a decoding method of one's own Transformers forgets it."""
-    find, model = model._get_stopping_criteria, copy.copy(model)
+    find = model._get_stopping_criteria
+    model = copy.copy(model)
     model._get_stopping_criteria = lambda **call: find(**call | {"tokenizer": tokenizer})
     return model

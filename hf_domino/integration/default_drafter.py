@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 _attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it is to have none
 _meetings: list[Callable[[Any], None]] = []  # what attaches the drafter that waits for its target
 _is_plain: ContextVar[bool] = ContextVar("plain", default=False)
-_lock, _meeting = threading.Lock(), threading.Lock()  # of the counts, and of a model's first call
+# Of the counts, and of a model's first call.
+_lock = threading.Lock()
+_meeting = threading.Lock()
 
 
 @dataclass

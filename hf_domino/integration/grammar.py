@@ -34,7 +34,8 @@ class AllowedByGrammar:
         if prompt_length < 0:
             remedy = 'Give inputs["input_ids"].shape[1].'
             raise refusal("prompt_length", "the number of tokens in the prompt", prompt_length, remedy)
-        self._grammar, self._prompt_length = grammar, prompt_length
+        self._grammar = grammar
+        self._prompt_length = prompt_length
         self._ends = torch.tensor(grammar.tokenizer_info.stop_token_ids)
         self._parses: dict[int, _Parse] = {}
 
@@ -61,7 +62,8 @@ class _Parse:
     def __init__(self, grammar: xgrammar.CompiledGrammar):
         import xgrammar
 
-        self._matcher, self._vocab_size = xgrammar.GrammarMatcher(grammar), grammar.tokenizer_info.vocab_size
+        self._matcher = xgrammar.GrammarMatcher(grammar)
+        self._vocab_size = grammar.tokenizer_info.vocab_size
         self._bitmask = xgrammar.allocate_token_bitmask(1, self._vocab_size)  # 32 tokens in each number
         self._tokens: list[int] = []
 

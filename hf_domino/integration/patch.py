@@ -66,7 +66,10 @@ def _wrap_validation(original: Callable) -> Callable:
     @_wrapper_of(original)
     def validate(self, generation_mode, generation_config, generation_mode_kwargs):
         assistant = generation_mode_kwargs.get("assistant_model")
-        drafter = _assisted_call().named(self, assistant) if _is_name(assistant) else _drafter_of(assistant)
+        if _is_name(assistant):
+            drafter = _assisted_call().named(self, assistant)
+        else:
+            drafter = _drafter_of(assistant)
         if drafter is not None:
             generation_mode_kwargs["assistant_model"] = drafter
             generation_mode = _assisted_call().check_call(
@@ -83,7 +86,10 @@ def _wrap_decoding(original: Callable) -> Callable:
     @_wrapper_of(original)
     def decoding(self, *args, **kwargs):
         if (assistant := kwargs.get("assistant_model")) is not None:
-            decode = original if _drafter_of(assistant) is None else _assisted_call().decode
+            if _drafter_of(assistant) is None:
+                decode = original
+            else:
+                decode = _assisted_call().decode
             return decode(self, *args, **kwargs)
         if (default := default_of(self)) is None:
             return original(self, *args, **kwargs)
@@ -130,7 +136,9 @@ _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]
 
 
 def _owner(module: ModuleType, class_name: str | None) -> Any:
-    return getattr(module, class_name, None) if class_name else module
+    if class_name:
+        return getattr(module, class_name, None)
+    return module
 
 
 def _patch(module: ModuleType) -> None:

@@ -64,7 +64,9 @@ def check_adapters(target: PreTrainedModel, batch_size: int) -> None:
 def num_given(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     """Positions that a call gives: of its embeddings, where there are any."""
     embeds = model_kwargs.get("inputs_embeds")
-    return input_ids.shape[1] if embeds is None else embeds.shape[1]
+    if embeds is None:
+        return input_ids.shape[1]
+    return embeds.shape[1]
 
 
 def check_rope(
@@ -89,7 +91,10 @@ def check_rope(
         if kind == "longrope" and shortest > limit and not 0 < cached <= limit:
             continue
         room = limit - longest - num_proposals
-        wanted = room + 1 if max_length is None else max_length - input_ids.shape[1]
+        if max_length is None:
+            wanted = room + 1
+        else:
+            wanted = max_length - input_ids.shape[1]
         if wanted <= room:
             continue
         remedy = f"The target's {kind} rotary frequencies change at {limit} positions, and a block may reach past the "
@@ -101,7 +106,8 @@ def check_rope(
 
 def _prompt_lengths(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], config: Any) -> tuple[int, int]:
     """Positions of the shortest and of the longest prompt of a batch, cached ones included and padding not."""
-    positions, mask = model_kwargs.get("position_ids"), model_kwargs.get("attention_mask")
+    positions = model_kwargs.get("position_ids")
+    mask = model_kwargs.get("attention_mask")
     if positions is not None:
         ends = positions.reshape(-1, positions.shape[-1]).amax(dim=1) + 1
     elif mask is not None and mask.dim() == 2:

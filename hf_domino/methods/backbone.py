@@ -96,8 +96,10 @@ class ContextAttention(nn.Module):
     def __init__(self, config: BlockConfig, layer_index: int):
         super().__init__()
         self.layer_index = layer_index
-        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
-        self.dropout, self.interleaved = config.attention_dropout, config.rope_interleaved
+        self.num_heads = config.num_attention_heads
+        self.head_dim = config.head_dim
+        self.dropout = config.attention_dropout
+        self.interleaved = config.rope_interleaved
         query_size = config.num_attention_heads * config.head_dim
         key_value_size = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(config.hidden_size, query_size, bias=False)
@@ -153,7 +155,8 @@ class BlockConvolution(nn.Module):
 
     def __init__(self, config: BlockConfig):
         super().__init__()
-        taps, width = config.conv_kernel_size or 0, config.hidden_size
+        taps = config.conv_kernel_size or 0
+        width = config.hidden_size
         self.shape = 2, taps, width // config.conv_group_size
         identity = torch.eye(taps)[0, :, None]  # [T, 1], of the position itself alone
         self.base_kernel = nn.Parameter(identity.repeat(2, 1, width))
@@ -195,11 +198,13 @@ class BackboneLayer(GradientCheckpointingLayer):
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         if config.conv_kernel_size is not None:
-            self.attention_conv, self.mlp_conv = BlockConvolution(config), BlockConvolution(config)
+            self.attention_conv = BlockConvolution(config)
+            self.mlp_conv = BlockConvolution(config)
 
     def forward(self, block: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
         """Transform the block `[B, Q, H]`."""
-        attend, feed = partial(self.self_attn, inputs=inputs), self.mlp
+        attend = partial(self.self_attn, inputs=inputs)
+        feed = self.mlp
         if inputs.convolved is not None:
             attend = partial(self.attention_conv, sublayer=attend, block_size=inputs.convolved)
             feed = partial(self.mlp_conv, sublayer=feed, block_size=inputs.convolved)
@@ -221,7 +226,8 @@ def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, int
 
 def windowed(config: BlockConfig, inputs: AttentionInputs, positions: torch.Tensor, length: int) -> AttentionInputs:
     """The inputs of sliding layers; `positions` are of new context and block, `[B, C + Q]`, and `length` is Q."""
-    mask, cache = inputs.mask, inputs.cache
+    mask = inputs.mask
+    cache = inputs.cache
     if inputs.view is not None:
         return replace(inputs, view=_windowed_view(config, inputs.view))
     if cache is None:
@@ -251,6 +257,9 @@ def _windowed_view(config: BlockConfig, view: BlockView) -> BlockView:
 
 def _inside(config: BlockConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """Whether a key is in a query's window, `[B, 1, Q, S + Q]`, from their positions `[B, Q]` and `[B, S + Q]`."""
-    queries, keys = queries[:, None, :, None], keys[:, None, None]
+    queries = queries[:, None, :, None]
+    keys = keys[:, None, None]
     inside = keys > queries - (config.sliding_window or 0)
-    return inside if config.sliding_window_non_causal else inside & (keys <= queries)
+    if config.sliding_window_non_causal:
+        return inside
+    return inside & (keys <= queries)

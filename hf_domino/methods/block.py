@@ -85,7 +85,10 @@ class BlockModel(DominoDraftModel):
         inputs = AttentionInputs(
             context_features, self._rotary(position_ids), mask, cache, view=view, convolved=convolved
         )
-        sliding = windowed(self.config, inputs, position_ids, length) if self.config.has_sliding_layers else inputs
+        if self.config.has_sliding_layers:
+            sliding = windowed(self.config, inputs, position_ids, length)
+        else:
+            sliding = inputs
         block = noise_embeds.to(self.fc.weight)
         for index, layer in enumerate(self.layers):
             block = layer(block, sliding if self.config.is_sliding(index) else inputs)
@@ -134,7 +137,8 @@ class BlockModel(DominoDraftModel):
         features: torch.Tensor | None,
         anchors: torch.Tensor,
     ) -> torch.Tensor:
-        size, device = self.config.block_size, self.device
+        size = self.config.block_size
+        device = self.device
         num_context = 0 if features is None else features.shape[1]
         positions = block_positions(anchors, size)  # [B, N, K]
         noise_ids = torch.full_like(positions, self.config.mask_token_id)

@@ -73,7 +73,8 @@ class BlockConfig(DominoConfig):
             if self.hidden_size % self.conv_group_size:
                 expected = f"a divisor of {self.hidden_size}"
                 raise refusal("conv_group_size", expected, self.conv_group_size, "Numbers share kernels.")
-        types, window = self.layer_types, self.sliding_window
+        types = self.layer_types
+        window = self.sliding_window
         if types is not None and (len(types) != self.num_hidden_layers or not set(types) <= set(LAYER_TYPES)):
             raise ValueError(
                 f"layer_types must be one of {LAYER_TYPES} for each layer "

@@ -61,7 +61,10 @@ class ContextCache:
             None if all do.
         """
         self._lengths = self._lengths or [0] * batch_size
-        self._added = [num_positions] * batch_size if counts is None else list(counts)
+        if counts is None:
+            self._added = [num_positions] * batch_size
+        else:
+            self._added = list(counts)
         ends = self._ends()
         if min(ends) == max(ends):
             return None
@@ -110,7 +113,10 @@ class ContextCache:
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these rows, in this order."""
-        self._lengths = [self._lengths[row] for row in rows] if self._lengths else []
+        if self._lengths:
+            self._lengths = [self._lengths[row] for row in rows]
+        else:
+            self._lengths = []
         for buffers in (self._keys, self._values):
             buffers[:] = [None if buffer is None else buffer[list(rows)] for buffer in buffers]
 
@@ -133,7 +139,8 @@ class ContextCache:
         return [length + count for length, count in zip(self._lengths, self._added, strict=True)]
 
     def _store(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
-        count, capacity = new.shape[2], max(self._lengths) + new.shape[2]
+        count = new.shape[2]
+        capacity = max(self._lengths) + new.shape[2]
         if buffer is None or buffer.shape[2] < capacity:
             # Zeros, not garbage: a masked position must not bring a NaN into the weighted sum.
             grown = new.new_zeros(*new.shape[:2], max(2 * capacity, 64), new.shape[3])

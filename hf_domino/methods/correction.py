@@ -31,7 +31,9 @@ def partial_product(layer: nn.Module, values: torch.Tensor, first: int = 0, bias
     if type(layer) is nn.Linear:
         return F.linear(values, weight[:, first : first + values.shape[-1]], bias if biased else None)
     product = layer(F.pad(values, (first, weight.shape[1] - first - values.shape[-1])))
-    return product if biased or bias is None else product - bias
+    if biased or bias is None:
+        return product
+    return product - bias
 
 
 class CorrectionHead(ABC):
@@ -90,4 +92,6 @@ class CorrectionHead(ABC):
 
     def expand(self, activated: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
         """Corrections `[..., D]` of what W2 reads `[..., R]`, or `[N, L, M]` by rows `[N, M, R]`."""
-        return self.up(activated) if rows is None else activated @ rows.mT
+        if rows is None:
+            return self.up(activated)
+        return activated @ rows.mT

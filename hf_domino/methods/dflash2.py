@@ -59,7 +59,8 @@ class CandidateSelector(MarkovHead):
 
     def __init__(self, config: DFlash2Config):
         nn.Module.__init__(self)
-        self.top_k, rank = config.selector_top_k, config.selector_rank
+        self.top_k = config.selector_top_k
+        rank = config.selector_rank
         self.state_size = rank
         self.predecessor_codebook = nn.Embedding(config.vocab_size, rank)
         self.successor_codebook = ZeroLinear(rank, config.draft_width, bias=False)

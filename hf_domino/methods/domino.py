@@ -66,7 +66,8 @@ class PrefixGRU(nn.Module):
 
     def __init__(self, hidden_size: int, state_size: int):
         super().__init__()
-        self.hidden_size, bound = state_size, state_size**-0.5
+        self.hidden_size = state_size
+        bound = state_size**-0.5
         self.weight_ih_l0 = nn.Parameter(torch.empty(3 * state_size, hidden_size).uniform_(-bound, bound))
         self.weight_hh_l0 = nn.Parameter(torch.empty(3 * state_size, state_size).uniform_(-bound, bound))
 
@@ -80,8 +81,9 @@ class PrefixGRU(nn.Module):
 
     def step(self, token_embeds: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Read one token: `[B, H]` and the prefix state `[B, G]` give the next prefix state `[B, G]`."""
-        step = domino_kernels.gru_step if domino_kernels.runs_triton(state) else torch.gru_cell
-        return step(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
+        if domino_kernels.runs_triton(state):
+            return domino_kernels.gru_step(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
+        return torch.gru_cell(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
 
     def project_inputs(self, token_embeds: torch.Tensor) -> torch.Tensor:
         """The tokens' part of the gates, which needs no prefix state: `[..., H]` to `[..., 3G]`."""
@@ -101,8 +103,10 @@ class _ReadInOrder(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Of `[B, T, 3G]` and `[3G, G]`: states `[B, T, G]`."""
-        narrow, width = weight.to(inputs.dtype), weight.shape[1]
-        states, kept = [weight.new_zeros(len(inputs), width)], []
+        narrow = weight.to(inputs.dtype)
+        width = weight.shape[1]
+        states = [weight.new_zeros(len(inputs), width)]
+        kept = []
         for of_token in inputs.to(weight.dtype).unbind(1):
             gates, new = of_token.split((2 * width, width), dim=1)
             state_gates, state_new = F.linear(states[-1].to(narrow.dtype), narrow).split((2 * width, width), dim=1)
@@ -119,8 +123,10 @@ class _ReadInOrder(torch.autograd.Function):
         """From the last token to the first; the weight's gradient is one product over all of them."""
         narrow, *saved = ctx.saved_tensors
         length = gradient.shape[1]
-        states, kept = saved[: length + 1], saved[length + 1 :]
-        of_inputs, of_products = [], []
+        states = saved[: length + 1]
+        kept = saved[length + 1 :]
+        of_inputs = []
+        of_products = []
         of_state = torch.zeros_like(states[0])
         for index in reversed(range(length)):
             opened, candidate, state_new = kept[3 * index : 3 * index + 3]

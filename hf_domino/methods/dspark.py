@@ -157,7 +157,8 @@ class RecurrentMarkovHead(MarkovHead):
 
     def __init__(self, config: DSparkConfig):
         super().__init__(config)
-        self.joint_proj, self.state_size = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank), 2 * self.rank
+        self.joint_proj = nn.Linear(2 * self.rank + self.hidden_size, 3 * self.rank)
+        self.state_size = 2 * self.rank
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         return partial_product(self.joint_proj, draft_hidden, 2 * self.rank, biased=True)

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,7 +87,9 @@ class Eagle3Config(DominoConfig):
         """The first, middle and last layers of EAGLE-3, where the target has as many."""
         ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
         fits = ids == sorted(set(ids)) and num_captured in (None, len(ids))
-        return ids if fits else super().choose_layers(num_target_layers, num_captured)
+        if fits:
+            return ids
+        return super().choose_layers(num_target_layers, num_captured)
 
     def follow_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.own_embeddings = "embed_tokens.weight" in shapes  # the target's, unless they are stored
@@ -106,15 +107,20 @@ class EntryAttention(nn.Module):
 
     def __init__(self, config: Eagle3Config):
         super().__init__()
-        self.head_dim, width = config.head_dim, config.hidden_size
+        self.head_dim = config.head_dim
+        width = config.hidden_size
         self.interleaved = config.rope_interleaved
-        queries, keys = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        queries = config.num_attention_heads * config.head_dim
+        keys = config.num_key_value_heads * config.head_dim
         self.q_proj = nn.Linear(2 * width, queries, bias=False)
         self.k_proj = nn.Linear(2 * width, keys, bias=False)
         self.v_proj = nn.Linear(2 * width, keys, bias=False)
         self.o_proj = nn.Linear(queries, width, bias=False)
-        norm = partial(Qwen3RMSNorm, config.head_dim, config.rms_norm_eps) if config.qk_norm else nn.Identity
-        self.q_norm, self.k_norm = norm(), norm()
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
+        if config.qk_norm:
+            self.q_norm = Qwen3RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = Qwen3RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
@@ -136,7 +142,8 @@ class EntryLayer(nn.Module):
 
     def __init__(self, config: Eagle3Config):
         super().__init__()
-        self.self_attn, self.mlp = EntryAttention(config), Qwen3MLP(config)
+        self.self_attn = EntryAttention(config)
+        self.mlp = Qwen3MLP(config)
         self.input_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -151,7 +158,8 @@ class EntryLayer(nn.Module):
     ) -> torch.Tensor:
         """Draft hidden states `[B, E, H]` of entries: embeddings and states, both `[B, E, H]`."""
         read = self.read(embeds, states)
-        states = read[..., states.shape[-1] :] if self.norm_before_residual else states
+        if self.norm_before_residual:
+            states = read[..., states.shape[-1] :]
         states = states + self.self_attn(read, rotary, attend)
         return states + self.mlp(self.post_attention_layernorm(states))
 
@@ -166,14 +174,17 @@ class _Drafts:
     """
 
     def __init__(self, sees: torch.Tensor, attend: Callable[..., torch.Tensor], kept: tuple[torch.Tensor, ...] = ()):
-        self.sees, self._attend, self._kept = sees, attend, kept
+        self.sees = sees
+        self._attend = attend
+        self._kept = kept
 
     def __call__(self, queries: torch.Tensor, *states: torch.Tensor) -> torch.Tensor:
         """The next draft of each branch, which sees itself, too."""
         if self._kept:
             states = tuple(torch.cat(pair, dim=2) for pair in zip(self._kept, states, strict=True))
         own = torch.eye(queries.shape[2], dtype=torch.bool, device=queries.device).expand(len(queries), -1, -1)
-        self.sees, self._kept = torch.cat((self.sees, own), dim=2), states
+        self.sees = torch.cat((self.sees, own), dim=2)
+        self._kept = states
         return self._attend(queries, *states, self.sees)
 
 
@@ -186,7 +197,9 @@ class Eagle3Model(DominoDraftModel):
 
     def build(self) -> None:
         config = self.config
-        width, count, eps = config.hidden_size, config.num_captured, config.rms_norm_eps
+        width = config.hidden_size
+        count = config.num_captured
+        eps = config.rms_norm_eps
         if config.fc_norm:
             self.fc_norm = nn.ModuleList(Qwen3RMSNorm(width, eps=eps) for _ in range(count))
         if config.norm_before_fc:
@@ -225,7 +238,10 @@ class Eagle3Model(DominoDraftModel):
     def embed(self, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings `[..., H]` of tokens `[...]`; an id that is no token's, such as an image's, has some."""
         tokens = tokens.clamp(0, self.config.vocab_size - 1)
-        embeds = self.embed_tokens(tokens.to(self.device)) if self.config.own_embeddings else target.embed(tokens)
+        if self.config.own_embeddings:
+            embeds = self.embed_tokens(tokens.to(self.device))
+        else:
+            embeds = target.embed(tokens)
         return embeds.to(self.fc.weight)
 
     def draft_states(
@@ -234,7 +250,9 @@ class Eagle3Model(DominoDraftModel):
         """Draft hidden states `[B, E, H]` of entries, from embeddings and states `[B, E, H]` at positions `[B, E]`."""
         layer: Any = self.layers[0]
         hidden = layer(embeds, states, self._rotary(positions), attend)
-        return self.norm(hidden) if self.config.norm_output else hidden
+        if self.config.norm_output:
+            return self.norm(hidden)
+        return hidden
 
     def draft(
         self,
@@ -253,7 +271,8 @@ class Eagle3Model(DominoDraftModel):
             return torch.zeros(len(anchors), 0, self.config.hidden_size, dtype=self.dtype, device=device)
         states, counts = cache.reopen()  # [B, E, H]
         last = torch.tensor(counts, device=device)[:, None]  # [B, 1]
-        tokens, places = endings(states.shape[1]), torch.arange(states.shape[1], device=device)
+        tokens = endings(states.shape[1])
+        places = torch.arange(states.shape[1], device=device)
         if min(counts) < max(counts):  # the first ones of each row are its entries
             tokens = tokens.gather(1, (places - last).to(tokens.device) % states.shape[1])
         embeds = self.embed(target, tokens)
@@ -273,7 +292,8 @@ class Eagle3Model(DominoDraftModel):
     ) -> torch.Tensor:
         # The known text stands for what is drafted; its hidden states are the drafter's own. An anchor that is the
         # first token of its text has no state before it: zeros stand for it.
-        device, count = self.device, self.config.block_size
+        device = self.device
+        count = self.config.block_size
         layer: Any = self.layers[0]
         has_context = features is not None
         if features is None:
@@ -282,7 +302,8 @@ class Eagle3Model(DominoDraftModel):
         behind = input_ids[:, 1 : length + 1]
         behind = F.pad(behind, (0, length - behind.shape[1]))
         read = layer.read(self.embed(target, behind), features)
-        columns, ends = torch.arange(length, device=device), (anchors - 1).to(device)
+        columns = torch.arange(length, device=device)
+        ends = (anchors - 1).to(device)
         kept = layer.self_attn.project(read, self._rotary(columns[None]))
         # All of its text before the entry at position anchor - 1, which is the first of its own.
         attend = _Drafts((columns < ends[..., None]) & has_context, _attend, kept)
@@ -303,13 +324,16 @@ class _Branches:
     def __init__(
         self, drafter: Eagle3Model, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
     ):
-        self._drafter, self._target = drafter, target
-        self._hidden, self._positions = hidden, positions
+        self._drafter = drafter
+        self._target = target
+        self._hidden = hidden
+        self._positions = positions
         nothing = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)
         self._drafts = _Drafts(nothing, cache.attend_behind)
 
     def __call__(self, parents: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        parents, drafts = parents.to(self._hidden.device)[..., None], self._drafts
+        parents = parents.to(self._hidden.device)[..., None]
+        drafts = self._drafts
         states = self._hidden.gather(1, parents.expand(-1, -1, self._hidden.shape[2]))
         drafts.sees = drafts.sees.gather(1, parents.expand(-1, -1, drafts.sees.shape[2]))
         embeds = self._drafter.embed(self._target, tokens)
@@ -320,5 +344,7 @@ class _Branches:
 
 def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
     """Attention `[B, A, E, D]` under a mask `[B, E, S]` bool."""
-    queries, keys = queries.to(values.dtype), keys.to(values.dtype)  # of one dtype under autocast, too
+    # Of one dtype under autocast, too.
+    queries = queries.to(values.dtype)
+    keys = keys.to(values.dtype)
     return F.scaled_dot_product_attention(queries, keys, values, sees[:, None], enable_gqa=True)

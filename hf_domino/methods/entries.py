@@ -51,7 +51,8 @@ class EntryCache(ContextCache):
 
     def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Attention `[B, A, E, D]` of the announced entries, each of which sees those before it and itself."""
-        starts, num_entries = self.entries.lengths, keys.shape[2]
+        starts = self.entries.lengths
+        num_entries = keys.shape[2]
         keys, values = self.entries.append(0, keys, values)  # [B, A, S, D]
         if num_entries == 1 and min(starts) == max(starts):
             return F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
@@ -74,7 +75,8 @@ class EntryCache(ContextCache):
             values (`torch.Tensor`): Likewise.
             sees (`torch.Tensor`): Which drafts are seen, `[B, L, N]` bool.
         """
-        lengths, num_drafts = self.entries.lengths, keys.shape[2]
+        lengths = self.entries.lengths
+        num_drafts = keys.shape[2]
         self.entries.begin(len(keys), num_drafts, None)
         keys, values = self.entries.append(0, keys, values)  # behind the entries, to be written over
         if min(lengths) == max(lengths):

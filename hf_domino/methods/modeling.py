@@ -88,7 +88,9 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         with torch.device("meta"):
             described.build()
         found = {name: tuple(weight.shape) for name, weight in described.named_parameters()}
-        return found if config.draft_vocab_size is None else found | {"d2t": (config.draft_vocab_size,)}
+        if config.draft_vocab_size is None:
+            return found
+        return found | {"d2t": (config.draft_vocab_size,)}
 
     @property
     def has_correction_head(self) -> bool:
@@ -189,7 +191,9 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         Returns:
             `torch.Tensor`: Draft hidden states `[B, Q, H]`, or what `within` returns.
         """
-        return self.draft_states(*args, **kwargs) if within is None else within()
+        if within is None:
+            return self.draft_states(*args, **kwargs)
+        return within()
 
     def get_input_embeddings(self) -> None:
         """Return None: embeddings are the target's. Sharding by `accelerate` asks."""

@@ -58,7 +58,8 @@ class RecyclingModel(DominoDraftModel):
 
     def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
         # Of a token that stands twice the first successors count.
-        table, scores = self.successors, self.scores
+        table = self.successors
+        scores = self.scores
         best = logits.topk(table.shape[1], dim=1)
         places = torch.arange(len(tokens), device=tokens.device)
         # Of all that write to a row, each writes the same: in which order they do is not known everywhere.

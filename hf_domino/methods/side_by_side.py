@@ -97,7 +97,8 @@ def attend_side_by_side(
 ) -> torch.Tensor:
     """Attention `[B, A, N * K, D]` of queries `[B, A, N * K, D]` over context and blocks `[B, E, C + N * K, D]`."""
     # Under autocast a norm gives fp32 and a projection does not, and flex attention does not follow it.
-    queries, keys = queries.to(values.dtype), keys.to(values.dtype)
+    queries = queries.to(values.dtype)
+    keys = keys.to(values.dtype)
     if not dropout and can_flex(queries):
         return flex_attention(queries, keys, values, view)
     enable_gqa = queries.shape[1] != keys.shape[1]
@@ -128,12 +129,17 @@ def block_mask(view: BlockView) -> Any:
     """The view as flex attention's `BlockMask`, made once for all layers that share it."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    size, num_context, last = view.block_size, view.num_context, view.num_queries - 1
-    firsts, ends, inside = view.firsts.flatten(1), view.ends, view.inside
+    size = view.block_size
+    num_context = view.num_context
+    last = view.num_queries - 1
+    firsts = view.firsts.flatten(1)
+    ends = view.ends
+    inside = view.inside
 
     def sees(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         # Tiles reach behind the last query and key.
-        query, own = query.clamp(max=last), (key - num_context).clamp(0, last)
+        query = query.clamp(max=last)
+        own = (key - num_context).clamp(0, last)
         context = (key >= firsts[row, query]) & (key < ends[row, query // size])
         block = (key >= num_context) & (own // size == query // size) & inside[query % size, own % size]
         return context | block

@@ -82,7 +82,10 @@ def rows_of(head: nn.Linear, d2t: torch.Tensor, anew: bool = False) -> Rows:
     token_ids = ids_of(d2t).to(head.weight.device)
     with torch.inference_mode(False), torch.no_grad():  # also trained through
         weight = _choose(head.weight, token_ids, found and found.weight)
-        bias = None if head.bias is None else _choose(head.bias, token_ids, found and found.bias)
+        if head.bias is None:
+            bias = None
+        else:
+            bias = _choose(head.bias, token_ids, found and found.bias)
     found = of_head[d2t] = Rows(weight, bias, source)
     return found
 
@@ -106,7 +109,8 @@ class ReducedVocabulary(DraftVocabulary):
     is_reduced = True
 
     def __init__(self, num_tokens: int, d2t: torch.Tensor):
-        self._num_tokens, self._d2t = num_tokens, d2t
+        self._num_tokens = num_tokens
+        self._d2t = d2t
         self._token_ids: torch.Tensor | None = None
 
     @property
@@ -134,7 +138,9 @@ class ReducedVocabulary(DraftVocabulary):
         check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
         head = target.readable_head
         # A write to `weight.data`, as of PEFT's merge, leaves no trace.
-        return None if head is None else rows_of(head, self._d2t, anew=True).weight.data_ptr()
+        if head is None:
+            return None
+        return rows_of(head, self._d2t, anew=True).weight.data_ptr()
 
     def ids(self, columns: torch.Tensor) -> torch.Tensor:
         return self.token_ids.to(columns.device)[columns]
@@ -154,15 +160,20 @@ class ReducedVocabulary(DraftVocabulary):
 
 def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = "") -> Any:
     """A copy of a drafter that proposes some of its tokens only, under the name it is loaded from again, if any."""
-    config, tensors = deepcopy(drafter.config), own_tensors(drafter)
+    config = deepcopy(drafter.config)
+    tensors = own_tensors(drafter)
     d2t = d2t_of(token_ids, config.vocab_size)
     ids = ids_of(d2t)
     columns = drafter.vocabulary.columns(ids.to(drafter.device))
     if len(others := ids[columns.cpu() < 0]):
         remedy = "Restrict the drafter that this one was made from."
         raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
-    config.name_or_path, config._commit_hash = name, None
-    config.draft_vocab_size = None if len(d2t) == config.vocab_size else len(d2t)
+    config.name_or_path = name
+    config._commit_hash = None
+    if len(d2t) == config.vocab_size:
+        config.draft_vocab_size = None
+    else:
+        config.draft_vocab_size = len(d2t)
     tensors[D2T] = d2t.to(drafter.device)
     chosen = dict[str, torch.Tensor]()
     for name, shape in config.shapes().items():

@@ -51,7 +51,8 @@ class PhaseTimer:
         if not self.enabled:
             yield
             return
-        outer, start = self._open[-1] if self._open else None, self._mark()
+        outer = self._open[-1] if self._open else None
+        start = self._mark()
         self._open.append(name)
         yield
         self._open.pop()
@@ -67,7 +68,10 @@ class PhaseTimer:
             torch.cuda.synchronize()
         total = dict.fromkeys(PHASES, 0.0)
         for name, outer, start, end in self._marks:
-            elapsed = start.elapsed_time(end) / 1000 if self._is_cuda else end - start
+            if self._is_cuda:
+                elapsed = start.elapsed_time(end) / 1000
+            else:
+                elapsed = end - start
             total[name] += elapsed
             if outer is not None:
                 total[outer] -= elapsed

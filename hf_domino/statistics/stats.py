@@ -32,7 +32,10 @@ class Pause:
         return f"a round took the time of {self.cost:.2f} single tokens, and brought {self.tokens:.2f}"
 
     def __str__(self) -> str:
-        source = f"measured {self.num_readings} x" if self.num_readings else "nominal"
+        if self.num_readings:
+            source = f"measured {self.num_readings} x"
+        else:
+            source = "nominal"
         return (
             f"after round {self.first_round}, for {self.num_steps}: a round was to bring {self.tokens:.2f} tokens "
             f"and to cost {self.cost:.2f} single steps ({source})"
@@ -131,7 +134,9 @@ class DecodingStats:
         less one.
         """
         lengths = self._drafted_lengths
-        return [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(self.num_draft_tokens)] if lengths else []
+        if lengths:
+            return [sum(n > k + 1 for n in lengths) / len(lengths) for k in range(self.num_draft_tokens)]
+        return []
 
     @property
     def proposal_length(self) -> float:
@@ -148,20 +153,28 @@ class DecodingStats:
     @property
     def tokens_per_second(self) -> float:
         """New tokens per second of wall time, prefill included."""
-        return self.num_new_tokens / self.seconds if self.seconds else float("nan")
+        if self.seconds:
+            return self.num_new_tokens / self.seconds
+        return float("nan")
 
     @property
     def summary(self) -> str:
         """The figures of the call in one line."""
         speed = f"{self.seconds:.1f} s, {self.tokens_per_second:.0f} tokens/s"
-        a_round = f", {self.tokens_per_forward:.2f} tokens a forward" if self.num_rounds else ""
+        if self.num_rounds:
+            a_round = f", {self.tokens_per_forward:.2f} tokens a forward"
+        else:
+            a_round = ""
         return f"{self.num_new_tokens} tokens in {speed}{a_round}"
 
     @property
     def _rounds(self) -> list[tuple[int, int, bool]]:
         """Acceptance length of every round, how many tokens it proposed, and whether it copied them."""
         proposed = self.proposed if any(self.proposed) else self.rows
-        copied = self.copied if any(self.copied) else [[False] * len(row) for row in self.rows]
+        if any(self.copied):
+            copied = self.copied
+        else:
+            copied = [[False] * len(row) for row in self.rows]
         # Asked from another thread, a round may just have been committed.
         return [one for row in zip(self.rows, proposed, copied, strict=True) for one in zip(*row, strict=False)]
 
@@ -221,7 +234,9 @@ class DecodingStats:
 
 
 def _mean(values: Sequence[int]) -> float:
-    return sum(values) / len(values) if values else float("nan")
+    if values:
+        return sum(values) / len(values)
+    return float("nan")
 
 
 def _number(value: float, digits: int = 2) -> str:

@@ -56,14 +56,18 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
     text = target.config.get_text_config(decoder=True)
     pairs = (("hidden_size", "hidden_size"), ("num_target_layers", "num_hidden_layers"))
     for field, target_field in pairs:
-        value, expected = getattr(config, field), getattr(text, target_field)
+        value = getattr(config, field)
+        expected = getattr(text, target_field)
         if value not in (None, expected):
             raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
     _fit_vocabulary(config, text.vocab_size)
     allowed = readable_layers(config, text.num_hidden_layers)
     layer_ids = config.layer_ids(text.num_hidden_layers)
     if len(layer_ids) != config.num_captured or not all(layer in allowed for layer in layer_ids):
-        count = "" if len(layer_ids) == config.num_captured else f"{config.num_captured} layers "
+        if len(layer_ids) == config.num_captured:
+            count = ""
+        else:
+            count = f"{config.num_captured} layers "
         bounds = f"{count}in [0, {allowed.stop - 1}]"
         expected = f"{bounds} (the target has {text.num_hidden_layers} layers; {WHY_READABLE})"
         raise refusal("the drafter's target_layer_ids", expected, config.target_layer_ids, OWN_DRAFTER)
@@ -104,7 +108,9 @@ def drafter_of(model: Any) -> Any:
     model = unwrapped(model)
     # By its class: a stand-in for a model, such as a wrapper of another loop, may show a drafter's configuration.
     config_class = getattr(type(model), "config_class", None)
-    return model if isinstance(config_class, type) and issubclass(config_class, DominoConfig) else None
+    if isinstance(config_class, type) and issubclass(config_class, DominoConfig):
+        return model
+    return None
 
 
 def check_target_kind(target: PreTrainedModel) -> None:
@@ -167,14 +173,16 @@ def _check_hidden_states(target: PreTrainedModel, text: PreTrainedConfig) -> Non
 
 def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str, Any]) -> None:
     """Refuse a batch for targets that count columns instead of positions: rows move against each other."""
-    text, alone = target.config.get_text_config(decoder=True), "Generate the prompts one at a time."
+    text = target.config.get_text_config(decoder=True)
+    alone = "Generate the prompts one at a time."
     if text.model_type in RELATIVE_POSITIONS:
         return
     if kwargs.get("position_ids") is None or text.model_type in COUNTS_PADDING:
         expected = "one that takes position_ids and a mask of the padding, for a batch"
         raise refusal("the target's model_type", expected, text.model_type, f"It counts padding as text. {alone}")
     if getattr(text, "attn_temperature_tuning", False):
-        limit, longest = text.floor_scale - num_proposals - 1, kwargs["generation_config"].max_length
+        limit = text.floor_scale - num_proposals - 1
+        longest = kwargs["generation_config"].max_length
         if longest is None or longest > limit:
             remedy = f"From there on the target scales its attention by columns, padding included. {alone}"
             most = f"at most {max(limit, 0)} (floor_scale={text.floor_scale})"
@@ -187,7 +195,8 @@ def check_drafter(drafter: PreTrainedModel) -> None:
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."
         raise refusal("the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy)
-    modules, layers = dict(drafter.named_modules()), drafter.config.head_layers
+    modules = dict(drafter.named_modules())
+    layers = drafter.config.head_layers
     own = {name: dict(modules[name].named_parameters(recurse=False)) for name in layers if name in modules}
     if wrapped := [name for name in own if layers[name] not in own[name]]:
         remedy = "Merge the adapter first: peft.PeftModel.from_pretrained(drafter, adapter).merge_and_unload()."

@@ -36,7 +36,8 @@ CONFIG_FIELDS = (
 # Why weights have no digest, in its place.
 ADAPTED, QUANTISED, OFFLOADED, SHARDED = UNREADABLE = ("adapted", "quantised", "offloaded", "sharded")
 # 256 pieces of 1024 signs: a fine-tuning that moves weights by 1e-4 of their spread flips eight of them.
-MAX_PIECES, PIECE_LENGTH = 256, 1024
+MAX_PIECES = 256
+PIECE_LENGTH = 1024
 _HUB_SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]+)")
 
 
@@ -73,7 +74,9 @@ class TargetIdentity:
     def has_weights_of(self, other: TargetIdentity) -> bool | None:
         """Whether both have the same weights; None where one of them cannot be read."""
         digests = (self.weights_digest, other.weights_digest)
-        return None if set(digests) & {None, *UNREADABLE} else digests[0] == digests[1]
+        if set(digests) & {None, *UNREADABLE}:
+            return None
+        return digests[0] == digests[1]
 
 
 _FIELDS = tuple(part.name for part in fields(TargetIdentity))
@@ -105,20 +108,24 @@ def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:
 
 def commit_of(model: PreTrainedModel) -> str | None:
     """The commit on the Hub that a model was loaded from; None for a folder's."""
-    name, known = str(model.name_or_path or ""), getattr(model.config, "_commit_hash", None)
+    name = str(model.name_or_path or "")
+    known = getattr(model.config, "_commit_hash", None)
     if known is not None or not name or Path(name).exists():
         return known
     try:
         config = try_to_load_from_cache(name, "config.json")  # transformers 5.23 keeps no commit
     except HFValidationError:  # of a folder that is gone
         return None
-    return Path(config).parent.name if isinstance(config, str) else None
+    if isinstance(config, str):
+        return Path(config).parent.name
+    return None
 
 
 def config_digest(config: PreTrainedConfig) -> str:
     """Digest of the sizes in a target's configuration; targets of equal shape have the same."""
     text = config.get_text_config(decoder=True)
-    values, names = text.to_dict(), getattr(text, "attribute_map", None) or {}
+    values = text.to_dict()
+    names = getattr(text, "attribute_map", None) or {}
     known = {field: value for field in CONFIG_FIELDS if (value := values.get(names.get(field, field))) is not None}
     return _digest(json.dumps(known, sort_keys=True, default=str).encode())
 
@@ -184,7 +191,10 @@ def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str
     """Refuse to mix data of two targets. Weights decide; where they cannot be read, name and revision do."""
     if recorded is None:
         return
-    ignored = {"dtype"} if recorded.has_weights_of(found) is None else {"dtype", "name", "revision"}
+    if recorded.has_weights_of(found) is None:
+        ignored = {"dtype"}
+    else:
+        ignored = {"dtype", "name", "revision"}
     if {recorded.weights_digest, found.weights_digest} & {OFFLOADED, SHARDED}:  # which says where weights lie
         ignored.add("weights_digest")
     for field, (expected, value) in differences(recorded, found).items():
@@ -195,7 +205,8 @@ def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str
 
 def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
     """Refuse a target that cannot be a copy of the one that a drafter's configuration records."""
-    recorded, found = TargetIdentity.recorded_in(config), identity_of(target)
+    recorded = TargetIdentity.recorded_in(config)
+    found = identity_of(target)
     if recorded is not None and _telling(recorded, found):
         expected = f"{recorded.name or 'another'}, for which the drafter was made"
         remedy = "To draft for it all the same: hf_domino.attach(target, drafter)."
@@ -204,7 +215,8 @@ def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
 
 def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
     """The fields in which a target differs from the recorded one, and no copy of that does."""
-    fields, is_copy = {"config_digest"}, recorded.has_weights_of(found)
+    fields = {"config_digest"}
+    is_copy = recorded.has_weights_of(found)
     if is_copy is None:  # two names on the Hub are two models, unless one was made from the other
         is_of_folder = any("/" not in str(identity.name) for identity in (recorded, found))
         is_copy = is_of_folder or bool({recorded.weights_digest, found.weights_digest} & {ADAPTED, QUANTISED})

@@ -23,7 +23,10 @@ Captured = tuple[torch.Tensor, ...]  # hidden states `[B, T, H]` of each of the 
 
 # A list of wanted hidden states counts as the full tuple does, embedding output first, from Transformers 5.23 on, and
 # from the first layer's output before.
-_FIRST_LAYER_ENTRY = 1 if hasattr(output_capturing, "selected_hidden_states") else 0
+if hasattr(output_capturing, "selected_hidden_states"):
+    _FIRST_LAYER_ENTRY = 1
+else:
+    _FIRST_LAYER_ENTRY = 0
 
 
 class TargetModel:
@@ -60,7 +63,8 @@ class TargetModel:
         head = self._lm_head
         if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
             return None
-        weight, shape = head.weight, (head.out_features, head.in_features)
+        weight = head.weight
+        shape = (head.out_features, head.in_features)
         is_whole = weight.shape == shape and weight.is_floating_point() and not weight.is_meta
         is_own = getattr(head.forward, "__func__", None) is nn.Linear.forward
         is_plain = is_own and not (hasattr(head, "_hf_hook") or has_hooks(head))
@@ -69,9 +73,11 @@ class TargetModel:
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
         """Make the keyword arguments by which the target's forward returns the wanted hidden states and no others."""
         # `final` adds the last one, which Transformers returns as lm_head reads it.
-        layer_ids = [*self.layer_ids, self.text_config.num_hidden_layers - 1] if final else self.layer_ids
-        wanted = True if capture_all else [layer_id + _FIRST_LAYER_ENTRY for layer_id in layer_ids]
-        return {"output_hidden_states": wanted, "return_dict": True}
+        layer_ids = list(self.layer_ids)
+        if final:
+            layer_ids.append(self.text_config.num_hidden_layers - 1)
+        entries = [layer_id + _FIRST_LAYER_ENTRY for layer_id in layer_ids]
+        return {"output_hidden_states": True if capture_all else entries, "return_dict": True}
 
     def captured(self, outputs: ModelOutput) -> Captured:
         """The L hidden states `[B, T, H]` of `target_layer_ids` in a forward's outputs."""
@@ -117,7 +123,9 @@ def input_device(target: PreTrainedModel) -> torch.device:
 def rounded_to(model: PreTrainedModel) -> torch.dtype:
     """The dtype of a model's products: its own, or autocast's."""
     device = input_device(model).type
-    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else model.dtype
+    if torch.is_autocast_enabled(device):
+        return torch.get_autocast_dtype(device)
+    return model.dtype
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -38,7 +38,8 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
             raise refusal(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
         if name is None:
             continue
-        path, flag = Path(name), f"{use}_file (--{use}-file)"
+        path = Path(name)
+        flag = f"{use}_file (--{use}-file)"
         if path.is_file():
             if not path.stat().st_size:
                 raise ValueError(f"{use}_file must hold at least one record, got {name!r}: it is empty.")
@@ -63,7 +64,8 @@ def load_training_rows(
         )
         for use, source in sources.items()
     }
-    train, evaluation = rows["train"], rows.get("eval")
+    train = rows["train"]
+    evaluation = rows.get("eval")
     if evaluation is not None and sources["train"].fingerprint() == sources["eval"].fingerprint():
         notice(SAME_TEXT)
     if (distinct := train.counts.rows - train.counts.copies) < FEW_ROWS:
@@ -82,7 +84,8 @@ def say_first_tokens(drafter: DominoDraftModel) -> None:
 
 def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrainingArguments) -> None:
     """Let a new drafter propose the most frequent tokens with loss of its text, counted by the first process."""
-    size, vocab_size = drafter.config.draft_vocab_size, drafter.config.vocab_size
+    size = drafter.config.draft_vocab_size
+    vocab_size = drafter.config.vocab_size
     if size is None:
         return
     found: list[Any] = [None]

@@ -69,7 +69,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
         if matrices := [matrix for matrix in group["params"] if matrix.grad is not None]:
             self._update(matrices, group)
         # Its groups and its state are these, which schedules and checkpoints change or replace.
-        self._adamw.param_groups, self._adamw.state = self.param_groups[1:], self.state
+        self._adamw.param_groups = self.param_groups[1:]
+        self._adamw.state = self.state
         self._adamw.step()
 
     def _update(self, matrices: list[torch.Tensor], group: dict[str, Any]) -> None:
@@ -119,7 +120,8 @@ def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
     found = (matrices / norm).to(fast_dtype(matrices.device.type))  # the spectral norm is at most 1
     for linear, cubic, quintic in POLYNOMIALS:
         gram = product(found, found.mT)
-        cubic, quintic = cubic / MARGIN**3, quintic / MARGIN**5
+        cubic = cubic / MARGIN**3
+        quintic = quintic / MARGIN**5
         update = add_product(gram, gram, gram, beta=cubic, alpha=quintic)
         found = add_product(found, update, found, beta=linear / MARGIN)
     return found

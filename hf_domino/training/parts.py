@@ -14,7 +14,9 @@ from hf_domino.configuration.registry import config_classes
 from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
-BLOCK_SIZE, TAPS = "block_size", "conv_kernel_size"  # no other weight depends on them
+# No other weight depends on them.
+BLOCK_SIZE = "block_size"
+TAPS = "conv_kernel_size"
 
 
 def fields_of_head(method: type[DominoConfig]) -> set[str]:
@@ -79,7 +81,8 @@ def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
 
     name = drafter.name_or_path
     if not name or Path(name).absolute() == Path(str(args.output_dir)).absolute():
-        expected, remedy = "one loaded from a folder or the Hub other than output_dir", "The adapter will name it."
+        expected = "one loaded from a folder or the Hub other than output_dir"
+        remedy = "The adapter will name it."
         raise refusal("the drafter of use_peft", expected, name or "a new one", remedy)
     layers = adaptable_layers(drafter)
     wanted = args.lora_target_modules or ["all-linear"]
@@ -121,7 +124,10 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
         method = DominoConfig.of_method(overrides["projector_type"])
         headless = method.headless()
         if headless is not type(config):
-            expected = "one of the same backbone" if headless is None else f"plain {headless.title}"
+            if headless is None:
+                expected = "one of the same backbone"
+            else:
+                expected = f"plain {headless.title}"
             remedy = "Leave projector_type out, or start from such a drafter."
             raise refusal("the drafter of a new head", expected, config.title, remedy)
         overrides = {**method.defaults, **overrides}

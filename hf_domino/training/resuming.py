@@ -27,7 +27,9 @@ from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import LORA, DominoTrainingArguments
 from hf_domino.training.fields import DrafterArguments
 
-STATE_FILE, RUN_FILE, CONFIG_FILE = "trainer_state.json", "run.json", "config.json"
+STATE_FILE = "trainer_state.json"
+RUN_FILE = "run.json"
+CONFIG_FILE = "config.json"
 # What the optimizer's state decides.
 KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
 BASE_DIGEST = "digest of the drafter under the adapter"
@@ -42,7 +44,8 @@ def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            expected, remedy = "a folder in which no training is at work", "Wait for it, or choose another."
+            expected = "a folder in which no training is at work"
+            remedy = "Wait for it, or choose another."
             raise refusal("output_dir", expected, str(args.output_dir), remedy) from None
     try:
         yield
@@ -108,9 +111,13 @@ def check_resumable(
     checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
 ) -> None:
     """Refuse a checkpoint of another target, shape, optimizer or, under an adapter, of another drafter."""
-    saved, run = _read(Path(checkpoint) / CONFIG_FILE), _read(Path(checkpoint) / RUN_FILE)
+    saved = _read(Path(checkpoint) / CONFIG_FILE)
+    run = _read(Path(checkpoint) / RUN_FILE)
     of_adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
-    recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved)) if saved else of_adapter
+    if saved:
+        recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved))
+    else:
+        recorded = of_adapter
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}
@@ -133,4 +140,6 @@ def kept_of(args: DominoTrainingArguments) -> dict[str, Any]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if path.is_file():
+        return json.loads(path.read_text(encoding="utf-8"))
+    return {}

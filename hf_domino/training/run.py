@@ -102,7 +102,8 @@ def with_states(
     args: DominoTrainingArguments,
 ) -> list[CachedRows | None]:
     """Write the states that are missing, let rows carry theirs, and keep the target's ends alone on the device."""
-    folder, final = Path(str(names.cache_hidden_states)), args.distillation_weight > 0
+    folder = Path(str(names.cache_hidden_states))
+    final = args.distillation_weight > 0
     dtype = torch.bfloat16 if args.bf16 else torch.float16
     autocast = partial(torch.autocast, args.device.type, dtype=dtype, enabled=args.bf16 or args.fp16)
     shard = (args.process_index, args.world_size)
@@ -158,9 +159,19 @@ def check_fields(
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
     """What one does with a trained drafter, as commands."""
     file = str(data.eval_file)
-    prompts = f" --prompts {shlex.quote(file)}" if Path(file).is_file() else ""
-    dtype, device = "bfloat16" if args.bf16 else "float16" if args.fp16 else "float32", args.device.type
-    where = "" if (device, dtype) == ("cpu", "float32") else f" --device {device} --dtype {dtype}"
+    if Path(file).is_file():
+        prompts = f" --prompts {shlex.quote(file)}"
+    else:
+        prompts = ""
+    if args.bf16:
+        dtype = "bfloat16"
+    else:
+        dtype = "float16" if args.fp16 else "float32"
+    device = args.device.type
+    if (device, dtype) == ("cpu", "float32"):
+        where = ""
+    else:
+        where = f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
     return "\n  ".join(

@@ -113,7 +113,8 @@ class DominoTrainer(Trainer):
         processing_class: Any = None,
         **kwargs: Any,
     ):
-        given, model = model, drafter_of(model) or model
+        given = model
+        model = drafter_of(model) or model
         check_target(model.config, target)
         check_causal(target)
         model.config.check_supports("training")
@@ -172,7 +173,8 @@ class DominoTrainer(Trainer):
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
         """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
-        asked, self.args = self.args, copy.copy(self.args)
+        asked = self.args
+        self.args = copy.copy(self.args)
         self.args.__dict__.update(logging_steps=None, eval_steps=None, save_steps=None)
         epochs_and_steps = super()._init_training_state(max_steps, *args, **kwargs)
         self.args = asked
@@ -224,7 +226,8 @@ class DominoTrainer(Trainer):
 
     def _look_at_losses(self) -> None:
         """Refuse the first new loss that is not finite in any process; on a GPU with the next line of the log."""
-        seen, self._losses = self._losses, []
+        seen = self._losses
+        self._losses = []
         if seen:
             check_losses(seen, self.accelerator)
 
@@ -232,7 +235,8 @@ class DominoTrainer(Trainer):
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
         """Score one evaluation batch; sums go to the evaluation's meter."""
-        inputs, state = self._prepare_inputs(inputs), self.accelerator.gradient_state
+        inputs = self._prepare_inputs(inputs)
+        state = self.accelerator.gradient_state
         # With several processes, the last batches repeat the first rows.
         if state.end_of_dataloader and state.remainder > 0:
             size = len(inputs["loss_mask"])
@@ -271,7 +275,8 @@ class DominoTrainer(Trainer):
         if "loss" in logs:
             # Those before a resumed checkpoint count too.
             before = next((entry["hours"] for entry in reversed(self.state.log_history) if "hours" in entry), 0.0)
-            since, self._clock = self._clock, time.monotonic()
+            since = self._clock
+            self._clock = time.monotonic()
             logs["hours"] = before + (self._clock - since) / 3600
             logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
             logs |= self.meter.means(self.accelerator)

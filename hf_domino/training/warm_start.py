@@ -49,7 +49,8 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     _take(drafter.norm, getattr(decoder, "norm", None), "norm")
     _take(drafter.hidden_norm, layers[0].input_layernorm, "input_layernorm")
     drafter.fc.weight.mul_(REST)
-    width, layer_ids = drafter.config.hidden_size, list(drafter.config.target_layer_ids or ())
+    width = drafter.config.hidden_size
+    layer_ids = list(drafter.config.target_layer_ids or ())
     last = layer_ids.index(max(layer_ids)) * width
     drafter.fc.weight[:, last : last + width] += torch.eye(width, device=drafter.device)
     ids = torch.tensor([list(input_ids)], device=target.device)

@@ -41,7 +41,8 @@ def why_one_sequence(target: PreTrainedModel, like: Cache) -> str | None:
 @torch.no_grad()
 def _try(target: PreTrainedModel, like: Cache) -> str | None:
     """Verify the ends of two texts in a batch; why not, where the logits are others than of each text by itself."""
-    device, longest = input_device(target), max(LENGTHS)
+    device = input_device(target)
+    longest = max(LENGTHS)
     text = torch.arange(1, longest + WIDTH + 1, device=device)
     # From all over the vocabulary: the first ones are often special tokens.
     text = text * (target.config.get_text_config().vocab_size // (len(text) + 1))

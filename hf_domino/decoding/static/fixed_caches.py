@@ -33,7 +33,8 @@ def unfixable(cache: Any) -> str | None:
 
 def write(buffer: torch.Tensor, starts: torch.Tensor, states: torch.Tensor) -> None:
     """Write states `[N, A, C, D]` into the first N rows of a buffer `[B, A, S, D]`, each behind a start of `[N]`."""
-    count, width = states.shape[0], states.shape[2]
+    count = states.shape[0]
+    width = states.shape[2]
     slots = starts[:, None] + torch.arange(width, device=states.device)  # [N, C]
     rows = torch.arange(count, device=states.device)[:, None]
     buffer[:count].transpose(1, 2).index_put_((rows, slots), states.transpose(1, 2))
@@ -147,7 +148,8 @@ class FixedCache(Cache):
 
     def to_dynamic(self, config: Any) -> DynamicCache:
         """A copy of the first sequence that grows, to go on from with the target of this configuration."""
-        cache, length = DynamicCache(config=config), int(self.lengths[0])
+        cache = DynamicCache(config=config)
+        length = int(self.lengths[0])
         for index, layer in enumerate(self.layers):
             if layer.keys is not None:
                 cache.update(layer.keys[:1, :, :length], layer.values[:1, :, :length], index)
@@ -158,7 +160,9 @@ class QueryOffsets(torch.Tensor):
     """One offset for each query. Transformers asks whether "the" offset is zero, to leave out a mask: it is not."""
 
     def __eq__(self, other: object) -> Any:
-        return False if isinstance(other, int) else super().__eq__(other)
+        if isinstance(other, int):
+            return False
+        return super().__eq__(other)
 
     __hash__ = torch.Tensor.__hash__
 
@@ -178,7 +182,10 @@ class FlatQueries(Cache):
         super().__init__(layers=cache.layers)
         flat = positions.flatten()
         offsets = flat - torch.arange(len(flat), device=flat.device)
-        self._offsets = offsets if torch.compiler.is_compiling() else offsets.as_subclass(QueryOffsets)
+        if torch.compiler.is_compiling():
+            self._offsets = offsets
+        else:
+            self._offsets = offsets.as_subclass(QueryOffsets)
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
         """The position of each query, less its place in the row, `[N * W]`."""
@@ -197,7 +204,9 @@ class FixedContext:
     """
 
     def __init__(self, drafter: DominoDraftModel, capacity: int, num_rows: int = 1):
-        self.capacity, config, device = capacity, drafter.config, drafter.device
+        self.capacity = capacity
+        config = drafter.config
+        device = drafter.device
         num_slots = capacity + config.block_size
         size = (config.num_hidden_layers, num_rows, config.num_key_value_heads, num_slots, config.head_dim)
         with torch.inference_mode(False):
@@ -244,7 +253,8 @@ class FixedContext:
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: Keys and values `[N, A, S + Q, D]`.
         """
-        num_rows, count = len(keys), keys.shape[2] - length
+        num_rows = len(keys)
+        count = keys.shape[2] - length
         results = []
         for buffer, new in ((self._keys[layer_index], keys), (self._values[layer_index], values)):
             write(buffer, self.starts[:num_rows], new[:, :, :count])
@@ -264,7 +274,8 @@ class FixedContext:
 
     def to_dynamic(self) -> ContextCache:
         """A copy of the first sequence that grows."""
-        copy, length = ContextCache(len(self._keys)), self._host_lengths[0]
+        copy = ContextCache(len(self._keys))
+        length = self._host_lengths[0]
         copy.begin(1, length, None)
         for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
             copy.append(index, keys[:1, :, :length], values[:1, :, :length])

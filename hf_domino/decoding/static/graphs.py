@@ -156,7 +156,9 @@ class StageGraphs:
                 self.clear()
             self._graphs[found] = self._try_capture(name, stage, inputs)
         graph = self._graphs[found]
-        return stage(*inputs) if graph is None else graph.replay(inputs)
+        if graph is None:
+            return stage(*inputs)
+        return graph.replay(inputs)
 
     def _try_capture(self, name: str, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> StageGraph | None:
         """A graph, or None with a warning where the model's own code synchronises: that stage is launched as ever."""
@@ -189,7 +191,8 @@ class StageGraphs:
         """
         buffers = tuple(tensor.clone() for tensor in inputs)
         with torch.cuda.device(self.device):
-            random_state, stream = torch.cuda.get_rng_state(), torch.cuda.Stream()
+            random_state = torch.cuda.get_rng_state()
+            stream = torch.cuda.Stream()
             stream.wait_stream(torch.cuda.current_stream())
             try:
                 with torch.cuda.stream(stream):

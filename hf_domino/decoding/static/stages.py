@@ -44,7 +44,9 @@ class StaticRunner(TargetRunner):
         is_returned: bool,  # whether the caller gets the cache: then it is a copy that grows
     ):
         super().__init__(target, model_kwargs | {CACHE: workspace.cache}, timer=timer)
-        self._drafter, self._workspace, self._is_returned = drafter, workspace, is_returned
+        self._drafter = drafter
+        self._workspace = workspace
+        self._is_returned = is_returned
         self._most = drafter.config.num_draft_tokens
         self._filled: list[int] = []  # slots of each sequence, as the device of the cache knows them
         self._next_positions: list[int] = []
@@ -104,13 +106,18 @@ class StaticRunner(TargetRunner):
 
     def prompt_mask(self, length: int) -> torch.Tensor | None:
         """Which of the prompts' hidden states are of a token, `[B, length]`."""
-        return self.mask(length) if self._prompt_mask is None else self._prompt_mask
+        if self._prompt_mask is None:
+            return self.mask(length)
+        return self._prompt_mask
 
     def begin(self, rows: Sequence[int]) -> None:
         """Put what all rounds read where graphs find it."""
-        hold, device = self._workspace.hold, self._device
+        hold = self._workspace.hold
+        device = self._device
         given = self.mask(self._filled[0])  # before the arguments go on
-        kwargs, self.outputs = self._advanced(self.kwargs, 1), None  # a prompt's states are not held for the call
+        # A prompt's states are not held for the call.
+        kwargs = self._advanced(self.kwargs, 1)
+        self.outputs = None
         ends = torch.tensor(self._filled, device=device)[:, None]
         self._tensors = {}
         if self._prompt_mask is None:
@@ -158,9 +165,11 @@ class StaticRunner(TargetRunner):
 
     def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
         """Verify as [`TargetRunner.check_block`] does; a chain is filled up to one of a few widths (W)."""
-        num_checked, block = proposed.num_nodes + 1, torch.cat((anchors, proposed.tokens), dim=1)
+        num_checked = proposed.num_nodes + 1
+        block = torch.cat((anchors, proposed.tokens), dim=1)
         if proposed.parents is None:
-            width, limit = 1 + fitting_length(proposed.num_nodes, self._most), self.target.position_limit
+            width = 1 + fitting_length(proposed.num_nodes, self._most)
+            limit = self.target.position_limit
             if limit is not None and self.next_position() + width > limit:
                 width = num_checked  # what only fills up has no positions left
             inputs: tuple[torch.Tensor, ...] = (torch.nn.functional.pad(block, (0, width - num_checked)),)
@@ -243,9 +252,11 @@ class StaticDraftSession(DraftSession):
         self, drafter: DominoDraftModel, target: TargetModel, law: TokenLaw, timer: PhaseTimer, workspace: Workspace
     ):
         super().__init__(drafter, target, law, timer)
-        self._fixed, self._workspace = workspace.context, workspace
+        self._fixed = workspace.context
+        self._workspace = workspace
         ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
-        self._ends, self._table = workspace.hold("ends", ends), None
+        self._ends = workspace.hold("ends", ends)
+        self._table = None
         # [B, C, L * H], hidden states that the next drafted block puts into the context.
         self._pending: torch.Tensor | None = None
 
@@ -294,7 +305,8 @@ class StaticDraftSession(DraftSession):
         return self._workspace.run("backbone", self._backbone, anchors, pending)
 
     def _backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> torch.Tensor:
-        context, num_rows = self._fixed, len(pending)
+        context = self._fixed
+        num_rows = len(pending)
         positions = context.starts[:num_rows, None] + torch.arange(pending.shape[1], device=self.drafter.device)
         ends = context.lengths[:num_rows, None]
         features = self.drafter.fuse_context([pending])

@@ -61,7 +61,10 @@ class Workspace:
         device: torch.device,
         state: Hashable = None,
     ):
-        self.capacity, self.num_rows, self.device, self.state = capacity, num_rows, device, state
+        self.capacity = capacity
+        self.num_rows = num_rows
+        self.device = device
+        self.state = state
         self.cache = FixedCache(like, capacity, device, num_rows)
         self.context = FixedContext(drafter, capacity, num_rows)
         # A graph is of one device.

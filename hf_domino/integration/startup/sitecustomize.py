@@ -16,7 +16,8 @@ def meet(target: object) -> None:
 
 
 await_target(meet)
-logger, handler = logging.getLogger("hf_domino"), logging.StreamHandler()
+logger = logging.getLogger("hf_domino")
+handler = logging.StreamHandler()
 handler.setFormatter(logging.Formatter("hf_domino: %(message)s"))
 logger.addHandler(handler)
 logger.setLevel(os.environ["HF_DOMINO_LEVEL"])

@@ -86,13 +86,19 @@ def accept_lengths(
     Of one sequence, `input_ids` `[1, S]`, and perhaps its `hidden_states`: `[2, N]` int64, of base and corrected
     logits; N = max(0, S - num_draft_tokens - first_anchor).
     """
-    input_ids, config, vocabulary = batch["input_ids"], drafter.config, drafter.vocabulary
+    input_ids = batch["input_ids"]
+    config = drafter.config
+    vocabulary = drafter.vocabulary
     end = max(input_ids.shape[1] - config.num_draft_tokens, first_anchor)
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors.expand(2, -1)
-    features = drafter.fuse_context(read_target(target, batch)[0]) if sees_context else None
-    is_corrected, lengths = corrected_positions(config, anchors.device), []
+    if sees_context:
+        features = drafter.fuse_context(read_target(target, batch)[0])
+    else:
+        features = None
+    is_corrected = corrected_positions(config, anchors.device)
+    lengths = []
     penalty = target.model.generation_config.repetition_penalty
     for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):
         # No block here sees past the last anchor.
@@ -138,5 +144,8 @@ def walked_metrics(
         base, corrected = map(mean_acceptance_length, walk_rounds(drafter, target, texts))
     if base is None or corrected is None:
         return {}
-    of_base = {"base_walked_acceptance_length": base} if drafter.has_correction_head else {}
+    if drafter.has_correction_head:
+        of_base = {"base_walked_acceptance_length": base}
+    else:
+        of_base = {}
     return {"walked_acceptance_length": corrected} | of_base

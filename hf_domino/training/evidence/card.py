@@ -20,7 +20,9 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
     `target` is named in place of the one that was loaded; of `metadata`, for the head of the card, fields without a
     value are left out.
     """
-    args, config, made = trainer.args, trainer.drafter.config, provenance(str(trainer.args.device))
+    args = trainer.args
+    config = trainer.drafter.config
+    made = provenance(str(trainer.args.device))
     facts: dict[str, Any] = {}
     for use, rows in (("train", trainer.train_dataset), ("eval", trainer.eval_dataset)):
         if hasattr(rows, "__len__"):
@@ -31,7 +33,8 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
     facts |= {field: getattr(args, field) for field in RECORDED} | {"loss_decay": trainer.objective.loss_decay}
     versions = ", ".join(f"{package} {made[package]}" for package in ("hf_domino", "torch", "transformers"))
     facts |= {"hardware": made["hardware"], "versions": versions, "date": made["date"]}
-    known, path = {field: value for field, value in metadata.items() if value}, Path(args.output_dir) / CARD
+    known = {field: value for field, value in metadata.items() if value}
+    path = Path(args.output_dir) / CARD
     if isinstance(known.get("datasets"), str):
         known["datasets"] = [known["datasets"]]
     peft_config = getattr(trainer.model, "peft_config", None)

@@ -34,7 +34,8 @@ class Meter:
     """Sums of losses and weights and of proposals that are right, in blocks whose all count."""
 
     def __init__(self, config: DominoConfig, device: torch.device):
-        self._label_offset, self._has_head = config.label_offset, bool(config.head_layers)
+        self._label_offset = config.label_offset
+        self._has_head = bool(config.head_layers)
         self._sums = torch.zeros(3, device=device)
         self._places = torch.arange(config.num_draft_tokens + 1, device=device)
         # Blocks with at least 0, 1, ..., P proposals right, of base and corrected logits.

@@ -26,7 +26,8 @@ from hf_domino._common.whole_files import whole_file
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.target.identity import TargetIdentity, check_same, identify
 
-INDEX_FILE, SHARDS = "index.json", "states-*.safetensors"
+INDEX_FILE = "index.json"
+SHARDS = "states-*.safetensors"
 DELETE_SHARD = "Delete this file and run the same command again: its rows are written again, and no others."
 START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache-hidden-states)."
 
@@ -68,7 +69,8 @@ class StateSettings:
 
     def check_serves(self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel) -> None:
         """Refuse a folder with these settings for what a drafter reads of a target."""
-        remedy, layer_ids = START_AGAIN.format(folder=folder), tuple(config.target_layer_ids or ())
+        remedy = START_AGAIN.format(folder=folder)
+        layer_ids = tuple(config.target_layer_ids or ())
         check_same(self.target, identify(target), str(folder), remedy)
         if self.layer_ids != layer_ids:
             made = f"{list(self.layer_ids)}, those of the states in {folder}"

@@ -46,7 +46,9 @@ class CachedRows(Dataset):
         settings = StateSettings.load(Path(folder))
         if settings is None:
             raise refusal(str(folder), "a folder of hidden states", f"one without {INDEX_FILE}", "Write them first.")
-        self.rows, self.folder, self.settings = rows, Path(folder), settings
+        self.rows = rows
+        self.folder = Path(folder)
+        self.settings = settings
         self.counts = getattr(rows, "counts", RowCounts())
         known = find_rows(self.folder)
         settings.check_serves(self.folder, config, final, target)

@@ -71,9 +71,11 @@ class StateWriter:
         shard: tuple[int, int] = (0, 1),
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ):
-        self.target, self.folder = TargetModel(target, config), Path(folder)
+        self.target = TargetModel(target, config)
+        self.folder = Path(folder)
         known = dtype_of(target.dtype if dtype == "auto" else dtype, "cache_dtype", "Choose one of them, or auto.")
-        name, layer_ids = str(known).removeprefix("torch."), tuple(config.target_layer_ids or ())
+        name = str(known).removeprefix("torch.")
+        layer_ids = tuple(config.target_layer_ids or ())
         wanted = StateSettings(identify(target), layer_ids, config.hidden_size, name, final)
         self.settings = StateSettings.load(self.folder) or wanted
         if self.settings is wanted:
@@ -82,7 +84,9 @@ class StateWriter:
         if self.settings.dtype != wanted.dtype:
             made = f"{self.settings.dtype!r}, with which {folder} was begun"
             raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
-        self._autocast, self._shard, self._max_bytes = autocast, shard, max_shard_bytes
+        self._autocast = autocast
+        self._shard = shard
+        self._max_bytes = max_shard_bytes
 
     def missing(self, rows: Any) -> dict[int, tuple[int, int]]:
         """Keys of the rows whose states the folder lacks, each with its length and place.
@@ -107,10 +111,12 @@ class StateWriter:
         Raises:
             ValueError: If the disk has not enough room for them, or a state is not finite.
         """
-        missing, (process, num_processes) = self.missing(rows), self._shard
+        missing = self.missing(rows)
+        (process, num_processes) = self._shard
         if not missing:
             return
-        settings, num_tokens = self.settings, sum(length for length, _ in missing.values())
+        settings = self.settings
+        num_tokens = sum(length for length, _ in missing.values())
         needed, free = (size / GB for size in (num_tokens * settings.bytes_per_token, disk_usage(self.folder).free))
         takes = f"{needed:.3g} GB: {num_tokens} tokens of {settings.bytes_per_token} bytes ({settings.num_states} "
         takes += f"states of {settings.hidden_size} in {settings.dtype})"
@@ -127,7 +133,8 @@ class StateWriter:
             if batches[-1] and (len(batches[-1]) + 1) * mine[key][0] > tokens_per_forward:
                 batches.append([])
             batches[-1].append(key)
-        total, shard = sum(length for length, _ in mine.values()), dict[int, torch.Tensor]()
+        total = sum(length for length, _ in mine.values())
+        shard = dict[int, torch.Tensor]()
         with tqdm(desc="hidden states", total=total, unit="token", unit_scale=True, disable=not progress) as bar:
             for batch in filter(None, batches):
                 states = self._forward([rows[mine[key][1]]["input_ids"] for key in batch])

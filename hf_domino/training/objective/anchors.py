@@ -48,7 +48,8 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
         chosen = torch.randperm(len(positions), generator=generator)[:num_anchors]
         rows.append(positions[chosen].sort().values)
     anchors = pad_sequence(rows, batch_first=True, padding_value=UNUSED)
-    anchors = anchors if anchors.shape[1] else anchors.new_full((len(rows), 1), UNUSED)
+    if not (anchors.shape[1]):
+        anchors = anchors.new_full((len(rows), 1), UNUSED)
     return anchors.to(batch["input_ids"].device)
 
 
@@ -79,7 +80,9 @@ def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor
     """Stack rows `[S, ...]` of several lengths, padded on the right to a multiple."""
     padded = pad_sequence(rows, batch_first=True, padding_value=value)
     spare = -padded.shape[1] % multiple
-    return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value) if spare else padded
+    if spare:
+        return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value)
+    return padded
 
 
 def collate_and_draw(
@@ -111,7 +114,9 @@ def block_labels(
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Labels `[B, N, K]` int64 and weights `[B, N, K]` fp32.
     """
-    input_ids, anchors, offset = batch["input_ids"], batch["anchors"], config.label_offset
+    input_ids = batch["input_ids"]
+    anchors = batch["anchors"]
+    offset = config.label_offset
     positions = block_positions(anchors, config.block_size) + 1 - offset
     steps = torch.arange(config.block_size, device=anchors.device)  # [K]
     valid = (anchors != UNUSED)[..., None] & (positions < input_ids.shape[1]) & (steps >= offset)

@@ -42,10 +42,12 @@ def read_target(
         device of `input_ids`.
     """
     if STATES in batch:
-        states, num_layers = batch[STATES].unbind(dim=2), len(target.layer_ids)
+        states = batch[STATES].unbind(dim=2)
+        num_layers = len(target.layer_ids)
         return states[:num_layers], states[num_layers] if final else None
     input_ids = batch["input_ids"]
-    capture, device = target.capture_kwargs(final=final), input_ids.device
+    capture = target.capture_kwargs(final=final)
+    device = input_ids.device
     last: Any = 1
     if target.input_device.type == "cpu":  # for the view that a slice of the states is, lm_head copies its weights
         last = torch.tensor([input_ids.shape[1] - 1])
@@ -60,7 +62,8 @@ def check_final(target: TargetModel) -> None:
     """Refuse a target whose last hidden state, over a few tokens, is not what its lm_head reads."""
     ids = torch.arange(PROBED_TOKENS, device=target.input_device)[None]
     outputs = target.model(input_ids=ids, use_cache=False, **target.capture_kwargs(final=True))
-    expected, found = outputs.logits.float(), target.logits(outputs.hidden_states[-1].to(outputs.logits.device))
+    expected = outputs.logits.float()
+    found = target.logits(outputs.hidden_states[-1].to(outputs.logits.device))
     if not torch.isfinite(expected).all():
         remedy = "Load it in a wider dtype (--target_dtype float32)."
         raise refusal("the target's logits", "finite", "nan or inf", remedy)
@@ -93,12 +96,14 @@ def draft_blocks(
         `tuple`: Draft hidden states `[B, N, K, H]`, and the head's state used with each `[B, N, K, G]`; None without a
         correction head.
     """
-    input_ids, anchors = batch["input_ids"], batch["anchors"]
+    input_ids = batch["input_ids"]
+    anchors = batch["anchors"]
     hidden = drafter.draft_blocks(target, input_ids, context_features, anchors)
     if drafter.head is None:
         return hidden, None
     # With `shift_label` position k uses the state that has read tokens a..a+k, else a..a+k-1.
-    first, size = drafter.config.label_offset, drafter.config.block_size
+    first = drafter.config.label_offset
+    size = drafter.config.block_size
     tokens = gather_positions(input_ids, block_positions(anchors, size)[..., : size - first])  # [B, N, K - first]
     states = drafter.head.read(target, tokens.flatten(0, 1), hidden[..., first:, :].flatten(0, 1))
     states = F.pad(states, (0, 0, first, 0)) if first else states

@@ -59,12 +59,17 @@ class Objective:
         args: DominoTrainingArguments,
         autocast: Callable[[], AbstractContextManager],
     ):
-        self.drafter, self.target = drafter, target
-        self.args, config = args, drafter.config
+        self.drafter = drafter
+        self.target = target
+        self.args = args
+        config = drafter.config
         published = LOSS_DECAY_BY_BLOCK_SIZE.get(config.block_size, round(0.45 * config.block_size, 2))
         self.loss_decay = args.loss_decay or config.loss_decay or published
         self.gathers = not args.is_static
-        self.max_logits = min(MOST_LOGITS, POSITIONS_IN_CACHE * config.draft_width) if self.gathers else MOST_LOGITS
+        if self.gathers:
+            self.max_logits = min(MOST_LOGITS, POSITIONS_IN_CACHE * config.draft_width)
+        else:
+            self.max_logits = MOST_LOGITS
         self._autocast = autocast
 
     def label(self, batch: Batch, evaluating: bool = False) -> None:
@@ -92,7 +97,9 @@ class Objective:
         """
         if "columns" not in batch:
             self.label(batch, evaluating=lambda_base is None)
-        drafter, anchors, config = self.drafter, batch["anchors"], self.drafter.config
+        drafter = self.drafter
+        anchors = batch["anchors"]
+        config = self.drafter.config
         learns = lambda_base is not None and self.args.distillation_weight > 0
         with self._autocast():
             captured, final = read_target(self.target, batch, final=learns)
@@ -107,13 +114,15 @@ class Objective:
 
     def _score_in_chunks(self, blocks: ScoredBlocks, lambda_base: float | None) -> DraftLosses:
         """Score blocks whose logits are never all in memory at once, each with its gradients where they are wanted."""
-        config, parameters = self.drafter.config, self.drafter.head_parameters()
+        config = self.drafter.config
+        parameters = self.drafter.head_parameters()
         chunks = blocks.split(max(1, self.max_logits // (config.draft_width * config.block_size)))
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which makes its own backward pass
             return _sum_up([self._score_chunk(chunk, lambda_base) for chunk in chunks])
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         inputs = {name: field for name, field in blocks._asdict().items() if field is not None and field.requires_grad}
-        of_positions, parts = [], list[DraftLosses]()
+        of_positions = []
+        parts = list[DraftLosses]()
         of_parameters: Sequence[torch.Tensor] = ()
         for chunk in chunks:
             leaves = {name: getattr(chunk, name).detach().requires_grad_() for name in inputs}
@@ -122,7 +131,10 @@ class Objective:
             gradients = torch.autograd.grad(part.loss, wanted, allow_unused=True, materialize_grads=True)
             of_positions.append(gradients[: len(leaves)])
             own = gradients[len(leaves) :]
-            of_parameters = [total.add_(one) for total, one in zip(of_parameters, own, strict=True)] if parts else own
+            if parts:
+                of_parameters = [total.add_(one) for total, one in zip(of_parameters, own, strict=True)]
+            else:
+                of_parameters = own
             parts.append(part._replace(loss=part.loss.detach()))
         found = [*map(torch.cat, zip(*of_positions, strict=True)), *of_parameters]
         losses = _sum_up(parts)
@@ -134,7 +146,9 @@ class Objective:
         On a CPU, logits are made at the M positions alone that carry a loss: that reads how many there are and saves
         their products. Elsewhere they are made at all, and shapes do not depend on the text.
         """
-        drafter, target, options = self.drafter, self.target, None if lambda_base is None else self.args
+        drafter = self.drafter
+        target = self.target
+        options = None if lambda_base is None else self.args
         counts = chunk.weights > 0
         has_loss = counts & (chunk.labels >= 0)
         weights = torch.where(has_loss, chunk.weights, 0.0)
@@ -142,7 +156,9 @@ class Objective:
 
         def take(values: torch.Tensor) -> torch.Tensor:  # [N, K, ...] to [M, ...]
             flat = values.flatten(0, 1)
-            return flat if places is None else flat.index_select(0, places)
+            if places is None:
+                return flat
+            return flat.index_select(0, places)
 
         def put_back(values: torch.Tensor) -> torch.Tensor:  # [M] to [N, K], zeros elsewhere
             if places is not None:
@@ -153,16 +169,21 @@ class Objective:
         states = None if chunk.states is None else take(chunk.states)
         is_corrected = take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
         base, corrected = draft_logits(drafter, target, take(chunk.hidden), states, is_corrected)
-        taught = None if chunk.final is None else teach(drafter.vocabulary, target, take(chunk.final))
+        if chunk.final is None:
+            taught = None
+        else:
+            taught = teach(drafter.vocabulary, target, take(chunk.final))
 
         def loss_of(logits: torch.Tensor) -> torch.Tensor:
-            losses, scale = LeanCrossEntropy.apply(logits, labels), weights
+            losses = LeanCrossEntropy.apply(logits, labels)
+            scale = weights
             if options is not None and options.position_weights == "dpace":
                 confidence = put_back(losses.detach()).neg().exp() * has_loss
                 scale = weights * dynamic_weights(confidence, counts)
             if options is not None and taught is not None:
                 probs, entropy = taught
-                learned, share = LeanCrossEntropy.apply(logits, probs) - entropy, options.distillation_weight
+                learned = LeanCrossEntropy.apply(logits, probs) - entropy
+                share = options.distillation_weight
                 # At 1, no passes over the logits are made for a gradient that counts nothing.
                 losses = learned if share == 1 else torch.lerp(losses, learned, share)
             return (put_back(losses) * scale).sum()

@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of, refuse_fields_of_others
-from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, fields_from_target
+from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, fields_from_target
 from hf_domino.configuration.method import MethodFacts
 from hf_domino.configuration.registry import METHODS, all_fields
 
@@ -148,7 +148,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.target_layer_ids is None and isinstance(self.num_target_layers, int):  # another is refused by `check`
             self.target_layer_ids = self.choose_layers(self.num_target_layers)
-        given = {name: value for name, value in kwargs.items() if value not in (None, False)}
+        given = {name: value for name, value in kwargs.items() if value not in (None, False) or name in ROTARY}
+        given |= {f"rope_parameters.{name}": None for name in ROTARY if name in (self.rope_parameters or ())}
         self.refuse_unknown(sorted(given.keys() - OF_TRANSFORMERS - all_fields().keys()))
         refuse_fields_of_others(self, kwargs)
         theta = kwargs.pop("rope_theta", None)

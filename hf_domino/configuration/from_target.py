@@ -12,6 +12,11 @@ from hf_domino._common.refusal import refusal
 
 # RoPE variants whose frequencies do not change with the length of the input.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
+# Names by which files say whether rotary positions turn neighbours together, with what each says where it does.
+ROTARY = {
+    **dict.fromkeys(("rope_interleaved", "rope_interleave", "rotary_interleaved", "rope_traditional"), True),
+    **dict.fromkeys(("rope_is_neox_style", "is_neox_style"), False),
+}
 DEFAULT_ROPE_THETA = 10_000.0
 # Names of added tokens that no text holds: those kept for later, as Llama 3's, Mistral's and Gemma's; then the unknown.
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
@@ -137,7 +142,8 @@ def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     if not isinstance(rope, dict) or rope.get("rope_type", "default") not in ROPE_TYPES:
         rope = {"rope_theta": rope.get("rope_theta") if isinstance(rope, dict) else None}
-    kept = {key: value for key, value in rope.items() if key != "partial_rotary_factor" and value is not None}
+    others = ("partial_rotary_factor", *ROTARY)
+    kept = {key: value for key, value in rope.items() if key not in others and value is not None}
     return {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA} | kept
 
 

@@ -27,6 +27,7 @@ from hf_domino.formats.fields import (
     CODEBOOKS,
     CORRECT_IT,
     DECODER_SIZES,
+    OF_TARGETS,
     READ_OF_BLOCKS,
     READ_OF_DECODERS,
     Format,
@@ -60,7 +61,7 @@ OWN = """
     target_layer_ids use_swa swa_window_size target_config_digest
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
-HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size")
+HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *OF_TARGETS.split())
 MUSE_TYPE = "muse_glimmer_assistant"
 MUSE_TARGET_TYPE = "muse_glimmer_text"
 

@@ -21,6 +21,7 @@ from typing import Any
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     DECODER_SIZES,
+    OF_TARGETS,
     READ_OF_DECODERS,
     Format,
     StoredConfig,
@@ -38,10 +39,15 @@ from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer
 BLOCK_SIZE = 7  # files do not say how many tokens are drafted
 NESTED = "eagle_config"
 LAYERS = "eagle_aux_hidden_state_layer_ids"
+DEEPSPEC_LAYERS = "target_layer_ids"
 ARCHITECTURES = {
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
-    "LlamaEagle3DraftModel",  # of NeMo Automodel, which copies the target's configuration
+    *("LlamaEagle3DraftModel", "GptOssEagle3DraftModel", "Qwen3Eagle3Model"),
 }
+# Of NeMo Automodel and DeepSpec, which copy the target's configuration; DeepSpec counts layers from 0.
+AUTOMODEL = {"LlamaEagle3DraftModel", "GptOssEagle3DraftModel"}
+DEEPSPEC = "Qwen3Eagle3Model"
+WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
 # What others may say of a drafter, and the one thing that is run here.
 RUN = {
@@ -55,6 +61,9 @@ RUN = {
     "qkv_bias": False,
     "logit_scale": 1.0,
 }
+
+
+OF_DEEPSPEC = "target_layer_ids num_target_layers draft_num_hidden_layers target_model_name_or_path step_loss_decay"
 
 
 def _matches(stored: StoredConfig) -> bool:
@@ -71,16 +80,22 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(stored, NESTED)
     if is_nested:
         required(stored, SECTION)
+    classes = classes_of(stored)
+    if AUTOMODEL & classes:
+        stored = {name: value for name, value in stored.items() if name not in WINDOWS}  # the target's
+    if DEEPSPEC in classes:
+        required(stored, DEEPSPEC_LAYERS)
+        stored["model_type"] = "qwen3"
     layer = section_of(stored, SECTION) if is_nested else stored
     required(layer, *(() if is_nested else DECODER_SIZES[:4]))
-    fields = backbone_fields(layer)
+    fields = backbone_fields(layer, turns_whole_heads=DEEPSPEC in classes)
     refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)
     window = layer.get("sliding_window")
     longest = fields["max_position_embeddings"]
     is_off = layer.get("use_sliding_window") is False or getattr(decoder_of(layer), "sliding_window", None) is None
     if window is not None and not is_off and window < longest:
         raise misfit("sliding_window", f"absent, or at least {longest} (max_position_embeddings)", window, CANNOT_RUN)
-    ids = nested.get(LAYERS) or None
+    ids = nested.get(LAYERS) or (stored[DEEPSPEC_LAYERS] if DEEPSPEC in classes else None)
     if ids is None and stored.get(LAYERS):
         ids = layer_ids_of(stored, LAYERS)
     size = stored.get("draft_vocab_size")
@@ -110,6 +125,6 @@ EAGLE3 = Format(
     renames={r"^(model\.)?midlayer\.": "layers.0."},
     reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
     only=RUN,
-    harmless=("speculators_config", "ttt_*", "embed_requires_grad"),
+    harmless=("speculators_config", "ttt_*", "embed_requires_grad", *OF_DEEPSPEC.split(), *OF_TARGETS.split()),
     check_tensors=_check_tensors,
 )

@@ -13,6 +13,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING, check_rope_numbers
+from hf_domino.configuration.from_target import ROTARY
 
 if TYPE_CHECKING:
     from hf_domino.configuration.domino_config import DominoConfig
@@ -45,13 +46,12 @@ ORDER = {
     "query_zero_predicts_next": True,
     "dspark_bonus_anchor": False,
 }
-# Rotary positions turn neighbours together.
-ROTARY = {"rope_interleaved": True, "rope_interleave": True, "rope_is_neox_style": False, "is_neox_style": False}
 ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
 DECODER_SECTION = "transformer_layer_config"
 SECTIONS = ("dflash_config", "dspark_config", "eagle_config", DECODER_SECTION, "speculators_config")
-# What is done to the attention of other block drafters, but not here.
+# What is done in other block drafters, but not here.
 NOT_DONE = ["attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal"]
+NOT_DONE += ["log_snr_conditioning"]
 # Fields of a decoder that are read, and those of its rotary positions.
 OF_DECODERS = """
     model_type architectures dtype torch_dtype rope_theta partial_rotary_factor attention_bias mlp_bias
@@ -68,8 +68,14 @@ OF_OTHERS = """
     auto_map *attn_implementation* torchscript pruned_heads add_cross_attention tie_encoder_decoder use_bfloat16
     tf_legacy_loss max_window_layers pretraining_tp tie_word_embeddings *_version *revision verifier*
     num_anchors max_anchors loss_* *_loss* lambda_* train* target_*model_type
-    mrope_section mrope_interleaved
+    mrope_section mrope_interleaved parallel_drafting
 """
+# And of configurations that are copies of the target's: what is the target's alone.
+OF_TARGETS = """
+    attn_output_gate output_gate_type full_attention_interval linear_* mtp_* mamba_* mlp_only_layers num_experts*
+    moe_* *shared_expert* router_* decoder_sparse_step norm_topk_prob text_config vision_config image_* video_* vision_*
+"""
+EMPTY: tuple[Any, ...] = (None, "", [], {})  # false and 0 may mean something
 HARMLESS = (*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *OF_OTHERS.split())
 CONVOLUTION = "conv_kernel_size"
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
@@ -105,7 +111,6 @@ class Format:
     reads: Iterable[str] = ()  # its fields that are read, beside those of a decoder where it nests that
     only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOT_DONE, False))  # what alone is run here
     harmless: Sequence[str] = ()  # patterns of its fields that change no draft, beside [`HARMLESS`]
-    knows_false: bool = False  # whether a field that is false says something, too
     # Refuses what a configuration says against the names of the tensors beside it.
     check_tensors: Callable[[StoredConfig, Container[str]], None] = lambda stored, names: None
 
@@ -133,8 +138,7 @@ class Format:
                 names = (*READ_OF_DECODERS, *self.only)
             harmless = re.compile("|".join(map(fnmatch.translate, (*HARMLESS, *self.harmless, *names))))
             for name, value in place.items():
-                says_nothing = value is None or (not value and not self.knows_false)
-                if not says_nothing and own.issuperset(sections[:1]) and not harmless.match(name):
+                if value not in EMPTY and own.issuperset(sections[:1]) and not harmless.match(name):
                     found.append(f"{prefix}{name}")
         return found
 

@@ -53,6 +53,7 @@ OF_OTHERS = {
     "layer_fusion_weights": "DFlare",
     "refiner_head": "XPress",
     "lilicorr": "LiLiCorr",
+    ".qweight": "quantised weights",
 }
 NOT_READ = (
     "config.json ({}), not read: {}. If hardly a draft is accepted, that may be why; `hf-domino check` measures it."

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import OF_TRANSFORMERS, DominoConfig
 from hf_domino.configuration.registry import all_fields
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, MUSE_GLIMMER, SECTION
 from hf_domino.formats.eagle3 import EAGLE3
-from hf_domino.formats.fields import CANNOT_RUN, Format, StoredConfig
+from hf_domino.formats.fields import CANNOT_RUN, ROTARY, Format, StoredConfig
 from hf_domino.formats.speculators import SPECULATORS
 
 ALWAYS_OURS = "draft_pool_size"  # stands in every file that we wrote, and in no other project's
@@ -50,10 +51,18 @@ class _OurFields:
     """The fields of all methods, those that are registered later included."""
 
     def __iter__(self) -> Iterator[str]:
-        return iter((*DominoConfig.__dataclass_fields__, *all_fields(), *OF_TRANSFORMERS))
+        return iter((*DominoConfig.__dataclass_fields__, *all_fields(), *OF_TRANSFORMERS, *ROTARY))
 
 
-OURS = Format(DominoConfig.model_type, _is_ours, dict, reads=_OurFields(), only={}, knows_false=True)
+def _own_fields(stored: StoredConfig) -> dict[str, Any]:
+    """Return all of a file's fields but the words for rotary positions, which are read wherever they stand."""
+    fields = {name: value for name, value in stored.items() if name not in ROTARY}
+    if isinstance(rope := stored.get("rope_parameters"), dict):
+        fields["rope_parameters"] = {name: value for name, value in rope.items() if name not in ROTARY}
+    return fields
+
+
+OURS = Format(DominoConfig.model_type, _is_ours, _own_fields, reads=_OurFields(), only={})
 FORMATS = (OURS, EAGLE3, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
 
 

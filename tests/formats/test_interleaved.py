@@ -10,7 +10,7 @@ from oracle import proposed
 from released import write_checkpoint
 from test_dspark_files import DEEPSPEC, GREEDY, PROMPT, SPECFORGE, SPECULATORS, written
 
-from hf_domino import DominoDraftModel
+from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.loading import interpret
 from hf_domino.target.view import TargetModel
 
@@ -92,6 +92,20 @@ def test_interleaved_rotary_positions_draft_the_same_tokens(tiny_qwen3, tmp_path
     torch.testing.assert_close(*blocks, rtol=1e-4, atol=1e-5)  # sums of products in another order
     found.save_pretrained(tmp_path / "ours")
     assert drafted(tiny_qwen3, DominoDraftModel.from_pretrained(tmp_path / "ours")) == rounds
+
+
+@pytest.mark.parametrize("word", [NEOX, {"rope_interleave": True}, {"rotary_interleaved": True}])
+@pytest.mark.parametrize("place", ["", "rope_parameters"])
+def test_our_own_files_with_a_word_of_others_draft_as_they_say(word, place):
+    stored = DominoConfig(projector_type="dflash").to_dict()
+    del stored["rope_interleaved"]
+    said = stored | ({place: stored[place] | word} if place else word)
+    found, config = interpret(said)
+    assert (config.rope_interleaved, interpret(stored)[1].rope_interleaved) == (True, False)
+    assert found.unread(said) == []
+    assert config.rope_parameters == stored["rope_parameters"]
+    with pytest.raises(ValueError, match="must be a field of DominoConfig"):  # which knows no layouts
+        DominoConfig(**{name: said[name] for name in said if said[name] != stored.get(name)})
 
 
 @pytest.mark.parametrize("layout", ["specforge", "speculators"])

@@ -203,7 +203,7 @@ KINDS = {
     "XPress": [{"speculators_model_type": "xpress"}],
     "EAGLE-3 in another layout": [
         {"architectures": [name], "model_type": "llama", "draft_vocab_size": 8}
-        for name in ("Qwen3Eagle3Model", "Gemma4Eagle3Model", "GptOssEagle3DraftModel", "Qwen2ForCausalLMEagle3")
+        for name in ("Gemma4Eagle3Model", "DeepSeekForCausalLMEagle3", "Qwen2ForCausalLMEagle3")
     ],
     "DFlash in another layout": [{"architectures": ["Qwen3_5DFlashModel"], "model_type": "qwen3_5_text"}],
 }

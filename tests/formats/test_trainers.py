@@ -238,7 +238,11 @@ def test_verl_specos_domino_keeps_its_rotary_base_and_the_width_of_its_heads(tin
 
 def test_a_domino_of_another_writer_with_our_fields_alone_has_the_width_of_its_heads():
     """Nothing in it is of another name than ours, but the width that ours always tell is not there."""
-    theirs = {name: value for name, value in VERL_DOMINO.items() if name in DominoConfig.of_method("domino").__dataclass_fields__}
+    theirs = {
+        name: value
+        for name, value in VERL_DOMINO.items()
+        if name in DominoConfig.of_method("domino").__dataclass_fields__
+    }
     config = read(theirs | {"model_type": "domino", "rope_theta": 1e6, "num_target_layers": 36})
     assert (config.head_dim, config.rope_parameters["rope_theta"]) == (80, 1e6)
 

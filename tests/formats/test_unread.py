@@ -78,7 +78,23 @@ def test_a_field_that_nobody_knows_is_named_with_its_place(stored, fields, named
     assert ", ".join(format_of(stored).unread(stored)) == named
 
 
-@pytest.mark.parametrize("value", [None, False, 0, "", [], {}])
+@pytest.mark.parametrize("value", [False, 0])
+def test_a_field_that_is_false_may_say_something(value):
+    stored = DFLASH | {"clever_trick": value, SECTION: DFLASH[SECTION] | {"clever_trick": value}}
+    assert format_of(stored).unread(stored) == ["clever_trick", f"{SECTION}.clever_trick"]
+
+
+# Of a copy of Qwen3.6's configuration, which DeepSpec and Automodel make.
+NOISE = {"attn_output_gate": True, "full_attention_interval": 4, "linear_num_key_heads": 16, "mtp_num_hidden_layers": 1}
+
+
+@pytest.mark.parametrize("stored", [DEEPSPEC_DFLASH, EAGLE])
+def test_what_a_copied_configuration_says_of_the_target_alone_is_known(stored):
+    stored = stored | NOISE | {"vision_config": {"depth": 27}, "num_experts": 128}
+    assert format_of(stored).unread(stored) == []
+
+
+@pytest.mark.parametrize("value", [None, "", [], {}])
 def test_an_empty_field_of_others_says_nothing(value):
     stored = DFLASH | {"clever_trick": value, SECTION: DFLASH[SECTION] | {"clever_trick": value}}
     assert format_of(stored).unread(stored) == []

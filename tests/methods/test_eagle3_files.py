@@ -89,6 +89,20 @@ LAYOUTS = {
         },
         *({"own_lm_head": True, "own_embeddings": True}, DEFAULT_IDS, ()),
     ),
+    "DeepSpec": (  # the target's own too; layers are counted from 0, and queries and keys normed
+        LLAMA
+        | {
+            "architectures": ["Qwen3Eagle3Model"],
+            "model_type": "qwen3_5_text",
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+            "target_layer_ids": [0, 2, 3, 5, 6],
+            "num_target_layers": 8,
+            "ttt_length": 7,
+            "step_loss_decay": 0.8,
+            "tie_word_embeddings": False,
+        },
+        *({"own_lm_head": True, "own_embeddings": True, "qk_norm": True}, [0, 2, 3, 5, 6], ("d2t", "t2d")),
+    ),
     "authors": (
         LLAMA | {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": len(IDS)},
         *({"own_lm_head": True, "own_embeddings": True}, DEFAULT_IDS, ()),
@@ -235,8 +249,12 @@ def test_embeddings_that_are_tied_to_an_lm_head_that_is_not_there_are_named(deep
 
 def test_a_window_that_nothing_reaches_is_none():
     for fields in ({"sliding_window": 256}, {"sliding_window": 8, "use_sliding_window": False}):
-        assert not interpret(LAYOUTS["SpecForge"][0] | fields)[1].has_sliding_layers
-    assert interpret(LAYOUTS["SpecForge"][0] | {"model_type": "qwen3", "sliding_window": 8})[1].sliding_window is None
+        assert interpret(LAYOUTS["SpecForge"][0] | fields)[1].projector_type == "eagle3"
+    copied = {"layer_types": ["sliding_attention", "full_attention"] * 4, "sliding_window": 8}
+    assert interpret(LAYOUTS["Automodel"][0] | copied)[1].projector_type == "eagle3"  # the target's
+    assert (
+        interpret(LAYOUTS["SpecForge"][0] | {"model_type": "qwen3", "sliding_window": 8})[1].projector_type == "eagle3"
+    )
 
 
 def test_a_target_too_small_for_the_layers_that_are_left_to_it(wide, deep, tmp_path):

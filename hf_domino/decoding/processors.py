@@ -25,7 +25,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.scores import Scores
 
 Holder = Callable[[str, torch.Tensor], torch.Tensor]  # copies a named tensor to where graphs find it
-MOST_REMEMBERED = 512  # texts that a caller's function was asked about
+MOST_REMEMBERED = 128  # texts that a caller's function was asked about: those of a round and its drafts
 GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
 # Look at the scores only: all positions of a block go through at once as they are.
 PREFIX_FREE = (
@@ -293,14 +293,15 @@ class _Remembered:
 
     def __init__(self, function: Callable[[int, torch.Tensor], Any]):
         self._function = function
-        self._known: dict[tuple[int, ...], Any] = {}
+        self._known: dict[tuple[int, bytes], Any] = {}
 
     def __call__(self, prompt: int, ids: torch.Tensor) -> Any:
-        key = (prompt, *ids.tolist())
+        key = (prompt, ids.cpu().numpy().tobytes())
         if key not in self._known:
+            answer = self._function(prompt, ids)
             if len(self._known) >= MOST_REMEMBERED:
-                self._known.clear()
-            self._known[key] = self._function(prompt, ids)
+                del self._known[next(iter(self._known))]  # the one asked first
+            self._known[key] = answer
         return self._known[key]
 
 
@@ -312,7 +313,10 @@ def remembering(processor: LogitsProcessor) -> LogitsProcessor:
 
 
 def allows(processor: Any, row: int, text: torch.Tensor, start: int) -> bool:
-    """Whether a caller's function allows each token of a text from a place on. It is not asked behind one it forbids.
+    """Whether a caller's function allows each token of a text from a place on, and has an answer behind the last one.
+
+    It is not asked behind a token that it forbids. It has no answer where it raises or returns nothing: it need not
+    know a text that is only proposed. What it says at the first place is not judged.
 
     Args:
         processor (`PrefixConstrainedLogitsProcessor`): Asks the caller.
@@ -322,7 +326,15 @@ def allows(processor: Any, row: int, text: torch.Tensor, start: int) -> bool:
     """
     ask = processor._prefix_allowed_tokens_fn
     prompt = row // processor._num_beams
-    return all(int(text[place]) in list(ask(prompt, text[:place])) for place in range(start, len(text)))
+    if len(text) == start:
+        return True
+    try:
+        for place, token in enumerate(text[start:].tolist(), start=start):
+            if token not in ask(prompt, text[:place]):
+                return False
+        return len(ask(prompt, text)) > 0
+    except Exception:  # of any class, as it is the caller's; it is raised if the text is ever written
+        return False
 
 
 def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:

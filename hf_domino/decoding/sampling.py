@@ -70,6 +70,11 @@ class TokenLaw:
         return product
 
     @property
+    def constraints(self) -> list[PrefixConstrainedLogitsProcessor]:
+        """Those of its processors that ask a function of the caller's what may follow a text."""
+        return [one for one in self.processors if type(one) is PrefixConstrainedLogitsProcessor]
+
+    @property
     def needs_prefix(self) -> bool:
         """Whether scores of a position depend on the tokens before it."""
         return any(type(processor) not in PREFIX_FREE for processor in self.processors)
@@ -144,21 +149,27 @@ class TokenLaw:
         seen = seen_by_each() if seen_by_each else prefixes
         all_logits = self.vocabulary.scatter(logits)
         # Transformers' own processors know an answer for every prefix; a trie or a grammar may not.
-        asks_caller = any(type(processor) is PrefixConstrainedLogitsProcessor for processor in self.processors)
-        is_open = self._are_open(prefixes, seen) if asks_caller else None
+        is_open: list[bool] | None = None
+        if self.constraints:
+            goes_on = self.stops.are_open(prefixes.lengths, seen)
+            is_open = [on and not lacks for on, lacks in zip(goes_on, self.unanswered(prefixes, seen), strict=True)]
         return self.vocabulary.gather(self.process(all_logits.flatten(0, 1), seen, is_open=is_open)).view_as(logits)
 
-    def _are_open(self, prefixes: Prefixes, seen: Prefixes) -> list[bool]:
-        """Which texts behind some rows go on, and hold only tokens that the caller's own functions allow there."""
-        constraints = [one for one in self.processors if type(one) is PrefixConstrainedLogitsProcessor]
-        are_open = self.stops.are_open(prefixes.lengths, seen)
+    def unanswered(self, prefixes: Prefixes, seen: Prefixes) -> list[bool]:
+        """Which texts behind some rows go on, but hold a token that a caller's own function forbids, or it cannot tell.
+
+        Args:
+            prefixes ([`Prefixes`]): B rows.
+            seen ([`Prefixes`]): As many texts of each row, those of the first row first.
+        """
+        goes_on = self.stops.are_open(prefixes.lengths, seen)
         per_row = len(seen.lengths) // len(prefixes.lengths)
-        for index, is_open in enumerate(are_open):
-            if is_open:
-                start = prefixes.lengths[index // per_row]
-                text = seen.ids[index, : seen.lengths[index]]
-                are_open[index] = all(allows(one, seen.rows[index], text, start) for one in constraints)
-        return are_open
+        lacking = list[bool]()
+        for index, on in enumerate(goes_on):
+            start = prefixes.lengths[index // per_row]
+            text = seen.ids[index, : seen.lengths[index]]
+            lacking.append(on and not all(allows(one, seen.rows[index], text, start) for one in self.constraints))
+        return lacking
 
     def process(
         self,

@@ -9,7 +9,7 @@ Shapes: B rows of the batch, R rows still generated, P proposals, V vocabulary.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -48,7 +48,7 @@ def verify(
     if not proposals.num_nodes:
         counts = torch.ones_like(chosen) if values is None else (values == values).to(chosen.dtype)  # no NaN
         return Verification(scores, torch.cat((counts, chosen), dim=1))
-    accepted, path = proposals.accepted(chosen)
+    accepted, path = _answered(law, prefixes, proposals).accepted(chosen)
     if path is not None:
         chosen = chosen.gather(1, path)
         values = None if values is None else values.gather(1, path)
@@ -56,6 +56,19 @@ def verify(
     if values is not None:  # what was drafted behind a text's end need not have a law
         counts = counts * (values.isnan().cumsum(dim=1).gather(1, accepted) == 0)
     return Verification(scores, torch.cat((counts, chosen), dim=1), path)
+
+
+def _answered(law: TokenLaw, prefixes: Prefixes, proposals: Tree) -> Tree:
+    """Proposals, less those behind which a caller's function cannot tell what may follow.
+
+    If such a token is the target's own, it is the last one of the round. The next round asks behind it as plain
+    generation does, unless the text ends there.
+    """
+    if not law.constraints:
+        return proposals
+    lacking = torch.tensor(law.unanswered(prefixes, proposals.seen_by(prefixes)), device=proposals.tokens.device)
+    is_node_lacking = lacking.view(len(proposals.tokens), -1)[:, 1:]  # [R, N]
+    return replace(proposals, tokens=proposals.tokens.masked_fill(is_node_lacking, -1))
 
 
 def take(scores: torch.Tensor, noise: torch.Tensor | None, index: int = 0) -> torch.Tensor:

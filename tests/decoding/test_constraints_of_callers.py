@@ -1,7 +1,8 @@
-"""A caller's own function is never asked about a text that it has forbidden, whatever is proposed."""
+"""A caller's own function decides nothing about texts that plain generation never writes, whatever is proposed."""
 
 from __future__ import annotations
 
+import weakref
 from itertools import pairwise
 
 import pytest
@@ -54,6 +55,80 @@ def test_it_is_not_asked_behind_what_it_forbids(tiny_qwen3, proposer, do_sample)
         text = tiny_qwen3.generate(PROMPT, prefix_allowed_tokens_fn=Trie(), do_sample=do_sample, **OPTIONS, **extra)
         texts.append(text.tolist())
     assert texts[0] == texts[1]
+
+
+def unanswered(kind):
+    """What a function does behind a text that it was never made for."""
+    if kind == "raises":
+        raise KeyError("no such text")
+    return []
+
+
+@pytest.mark.parametrize("kind", ["raises", "is empty"])
+@pytest.mark.parametrize(("do_sample", "num_sequences"), [(False, 1), (True, 1), (True, 2)])
+def test_it_need_not_have_an_answer_behind_texts_that_are_not_written(
+    tiny_qwen3, proposer, do_sample, num_sequences, kind
+):
+    drafter, options = proposer
+    prompts = torch.cat((PROMPT, PROMPT + 20))[:num_sequences]
+    torch.manual_seed(2)
+    plain = tiny_qwen3.generate(prompts, do_sample=do_sample, **OPTIONS)
+
+    def allowed(prompt, ids):
+        is_written = torch.equal(ids, plain[prompt, : len(ids)])
+        return torch.arange(64) if is_written else unanswered(kind)
+
+    options = options | OPTIONS | {"do_sample": do_sample, "prefix_allowed_tokens_fn": allowed}
+    torch.manual_seed(2)
+    assert torch.equal(tiny_qwen3.generate(prompts, assistant_model=drafter, **options), plain)
+
+
+def test_it_need_not_have_an_answer_behind_a_stop_of_the_caller(tiny_qwen3, proposer):
+    drafter, options = proposer
+    end = PROMPT.shape[1] + 9
+
+    def allowed(prompt, ids):
+        return list(range(64)) if len(ids) < end else unanswered("raises")
+
+    def stops(ids, scores):
+        return torch.full((len(ids),), ids.shape[1] >= end)
+
+    call = OPTIONS | {"do_sample": False, "prefix_allowed_tokens_fn": allowed, "stopping_criteria": [stops]}
+    plain = tiny_qwen3.generate(PROMPT, **call)
+    assert plain.shape[1] == end
+    assert torch.equal(tiny_qwen3.generate(PROMPT, assistant_model=drafter, **call, **options), plain)
+
+
+def test_it_raises_where_it_raises_in_plain_generation(tiny_qwen3, proposer):
+    drafter, options = proposer
+
+    def allowed(prompt, ids):
+        if len(ids) == PROMPT.shape[1] + 9:
+            raise KeyError("nine")
+        return [4 + len(ids)]  # so what is drafted is always accepted
+
+    call = OPTIONS | options | {"do_sample": False, "prefix_allowed_tokens_fn": allowed}
+    with pytest.raises(KeyError, match="nine"):
+        tiny_qwen3.generate(PROMPT, assistant_model=drafter, **call)
+
+
+def test_what_it_answered_is_not_kept_for_the_whole_text(tiny_qwen3, make_drafter):
+    """An answer may be as long as the vocabulary."""
+    answers, most = weakref.WeakSet(), 0
+
+    class Answer(list):
+        __hash__ = object.__hash__
+
+    def allowed(prompt, ids):
+        nonlocal most
+        answer = Answer(range(4, 60))
+        answers.add(answer)
+        most = max(most, len(answers))
+        return answer
+
+    call = OPTIONS | {"max_new_tokens": 200, "do_sample": False, "prefix_allowed_tokens_fn": allowed}
+    tiny_qwen3.generate(PROMPT, assistant_model=make_drafter(tiny_qwen3), **call)
+    assert 0 < most <= 130
 
 
 def test_it_is_asked_once_about_each_text(tiny_qwen3, make_drafter):

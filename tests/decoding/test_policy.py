@@ -232,14 +232,13 @@ def test_a_pause_that_outlasts_a_call_is_counted_in_each_call():
 
 
 def test_a_pause_ends_with_its_call():
-    policy = Policy(MOST)
-    while policy.plan(1, MOST).pause is None:
-        played(policy, 0, costs(*RISING))
-    before = policy.plan(1, MOST).pause
-    policy.begin_call()
-    while (pause := policy.plan(1, MOST).pause) is None:
-        played(policy, 0, costs(*RISING))
-    assert pause is not before
+    policy, calls = Policy(MOST), []
+    for _ in range(3):
+        policy.begin_call()
+        calls.append([played(policy, 0, costs(6.0, 0.0))[0].pause for _ in range(40)])
+    assert calls[1][-1] is not None
+    assert calls[2][0] is not None  # the next call begins in a pause, which is one of its own
+    assert calls[2][0] is not calls[1][-1]
 
 
 @pytest.mark.parametrize("curve", [FLAT, RISING])

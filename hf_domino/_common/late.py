@@ -14,7 +14,7 @@ def late(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], 
     Example:
     ```python
     >>> from hf_domino._common.late import late
-    >>> load, names = late("hf_domino", {"DominoConfig": "configuration"})
+    >>> load, names = late("hf_domino", {"DominoConfig": "methods"})
     >>> load("DominoConfig").__name__, "DominoConfig" in names()
     ('DominoConfig', True)
 

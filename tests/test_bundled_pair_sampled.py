@@ -43,26 +43,28 @@ def batches_of(pair: Pair, size: int, num_prompts: int) -> list:
     return [pair.tokenizer(piece, return_tensors="pt", padding=True, padding_side="left") for piece in pieces]
 
 
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", LAWS)
 @pytest.mark.parametrize("batch_size", [1, 3, 8])
-def test_the_same_seed_writes_the_same_text(pair, batch_size, law):
+def test_the_same_seed_writes_the_same_text(pair, batch_size, distribution):
     """And leaves the generator where plain generate does."""
     for seed, inputs in enumerate(batches_of(pair, batch_size, num_prompts=50)):
         found = []
         for drafter in (None, pair.drafter):
             torch.manual_seed(seed)
-            text = pair.target.generate(**inputs, **law_of(law), assistant_model=drafter)
+            text = pair.target.generate(**inputs, **law_of(distribution), assistant_model=drafter)
             found.append((text.tolist(), torch.get_rng_state().tolist()))
         assert found[0] == found[1]
     assert pair.drafter.stats.acceptance_length > 1
 
 
-@pytest.mark.parametrize("law", ["T 0.7", "T 1.0", "penalty"])  # others forbid what is at an edge
-def test_fp32_differs_at_near_ties_only(law):
+@pytest.mark.parametrize("distribution", ["T 0.7", "T 1.0", "penalty"])  # others forbid what is at an edge
+def test_fp32_differs_at_near_ties_only(distribution):
     """Forwards over a block and over one token round differently; each difference is as small as rounding is."""
     pair = load_pair(FOLDER)
     for seed, inputs in enumerate(batches_of(pair, 1, num_prompts=50)):
         torch.manual_seed(seed)
-        text = pair.target.generate(**inputs, **law_of(law), assistant_model=pair.drafter)
+        text = pair.target.generate(**inputs, **law_of(distribution), assistant_model=pair.drafter)
         new = text[:, inputs["input_ids"].shape[1] :]
-        assert all(at["margin"] <= at["tie"] for at in find_divergences(pair.target, inputs, new, seed, **law_of(law)))
+        assert all(
+            at["margin"] <= at["tie"] for at in find_divergences(pair.target, inputs, new, seed, **law_of(distribution))
+        )

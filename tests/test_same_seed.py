@@ -60,7 +60,7 @@ FEATURES = {
     "two tokens": (1, {"max_new_tokens": 2}),
     "prefill in chunks": (1, {"prefill_chunk_size": 2}),
     "fixed shapes": (1, {"cache_implementation": "static"}),
-    "fixed shapes, a law with prefix": (1, {"cache_implementation": "static", **LAWS["penalty"]}),
+    "fixed shapes, a distribution with prefix": (1, {"cache_implementation": "static", **LAWS["penalty"]}),
 }
 
 
@@ -108,10 +108,10 @@ def has_every_length(drafter):
 
 
 def cases():
-    """Every law, each with another batch, drafter and end."""
+    """Every distribution, each with another batch, drafter and end."""
     batches, kinds, ends = itertools.cycle(BATCHES), itertools.cycle(DRAFTERS), itertools.cycle(("full", "early"))
     return [
-        *((law, next(batches), next(kinds), next(ends)) for law in LAWS),
+        *((distribution, next(batches), next(kinds), next(ends)) for distribution in LAWS),
         ("T 1.0", 8, "adaptive", "early"),
         ("T 0.7", 8, "pool 16", "full"),
         ("top-p", 1, "adaptive, all tokens", "full"),
@@ -127,9 +127,9 @@ ALL_CASES = [
 ]
 
 
-@pytest.mark.parametrize(("law", "batch_size", "kind", "end"), ALL_CASES)
-def test_the_text_is_plain_generations(target, drafters, law, batch_size, kind, end):
-    plain = assert_same(target, drafters[kind], prompt_of(batch_size), **LAWS[law], **ENDS[end])
+@pytest.mark.parametrize(("distribution", "batch_size", "kind", "end"), ALL_CASES)
+def test_the_text_is_plain_generations(target, drafters, distribution, batch_size, kind, end):
+    plain = assert_same(target, drafters[kind], prompt_of(batch_size), **LAWS[distribution], **ENDS[end])
     if end == "early" and batch_size == 8:
         assert len({tuple(row.tolist()).index(2) if 2 in row else None for row in plain[:, 17:]}) > 2
     if end == "full" and "adaptive" not in kind:
@@ -187,7 +187,7 @@ def test_scores_and_logits(target, drafters):
 @pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("kind", ["all tokens", "pool 16"])
 def test_drafts_share_the_noise(target, drafters, cache, kind):
-    """Where the law is almost flat the noise decides: drafts without it would be accepted once in 64 times."""
+    """Where the distribution is almost flat the noise decides: drafts without it would be accepted once in 64 times."""
     options = {"do_sample": True, "max_new_tokens": 40, "temperature": 40.0, "top_k": 0, "cache_implementation": cache}
     sample(target, prompt_of(1), options, drafters[kind])
     assert drafters[kind].stats.acceptance_length > 4
@@ -333,13 +333,13 @@ def test_a_processor_that_draws_is_told_of_once(target, drafters, caplog):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(("law", "batch_size", "kind", "end"), cases())
-def test_on_a_gpu(target, law, batch_size, kind, end):
+@pytest.mark.parametrize(("distribution", "batch_size", "kind", "end"), cases())
+def test_on_a_gpu(target, distribution, batch_size, kind, end):
     """The same with the noise of CUDA's multinomial, rounds that grow and rounds of fixed shape."""
     target = copy.deepcopy(target).cuda()
     drafter, device = build_drafter(target, **DRAFTERS[kind]).to(target.device, target.dtype), target.device
     prompt = {name: value.to(device) for name, value in prompt_of(batch_size).items()}
-    options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, **LAWS[law], **ENDS[end]}
+    options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, **LAWS[distribution], **ENDS[end]}
     torch.manual_seed(SEED)
     plain, state = target.generate(**prompt, **options), torch.cuda.get_rng_state()
     for cache in ({}, {"cache_implementation": "static"})[: 2 if batch_size == 1 else 1]:
@@ -352,7 +352,7 @@ def test_on_a_gpu(target, law, batch_size, kind, end):
 
 
 class Spoiling(LogitsProcessor):
-    """Leaves no law from a length on."""
+    """Leaves no distribution from a length on."""
 
     def __init__(self, length, value):
         self.length, self.value = length, value

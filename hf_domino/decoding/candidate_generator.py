@@ -20,13 +20,13 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
-from hf_domino.decoding.copies import PromptLookup
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.policy import most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.round import Outcome, Plan
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.static.stages import StaticDraftSession
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.stopping import KnownStops
@@ -58,8 +58,8 @@ class DominoCandidateGenerator(CandidateGenerator):
             they keep no state. Defaults to none.
         model_kwargs (`dict`, *optional*): The keyword arguments of the target's forward. They are not kept: every call
             of `get_candidates` passes them again.
-        law ([`TokenLaw`], *optional*): Given by the package's own loop, in place of `logits_processor`, with the
-            stopping criteria of the call.
+        distribution ([`TokenDistribution`], *optional*): Given by the package's own loop, in place of
+            `logits_processor`, with the stopping criteria of the call.
         workspace ([`Workspace`], *optional*): Given by that loop where rounds have a fixed shape.
 
     Raises:
@@ -99,7 +99,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         logits_processor: LogitsProcessorList | None = None,
         model_kwargs: dict[str, Any] | None = None,
         *,
-        law: TokenLaw | None = None,
+        distribution: TokenDistribution | None = None,
         workspace: Workspace | None = None,
     ):
         drafter = _fitting(assistant_model, target_model)
@@ -108,9 +108,9 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.num_assistant_tokens = most_proposals(drafter, target_model, generation_config)
         self.model_kwargs_overrides = self.target.capture_kwargs()
         self.timer = PhaseTimer(device=input_device(target_model))
-        if law is None:
-            law = TokenLaw(logits_processor or LogitsProcessorList(), _stops_of(generation_config))
-        self.law = law.without_state()
+        if distribution is None:
+            distribution = TokenDistribution(logits_processor or LogitsProcessorList(), _stops_of(generation_config))
+        self.distribution = distribution.without_state()
         self.policy = policy_for(
             drafter, target_model, self.num_assistant_tokens, bool(generation_config.do_sample), workspace is not None
         )
@@ -206,15 +206,15 @@ class DominoCandidateGenerator(CandidateGenerator):
         drafter = self.assistant_model
         target = self.target
         if self._workspace is not None:
-            return StaticDraftSession(drafter, target, self.law, self.timer, self._workspace)
+            return StaticDraftSession(drafter, target, self.distribution, self.timer, self._workspace)
         if drafter.config.learns_while_drafting:
-            return RecyclingSession(drafter, target, self.law, self.timer)
-        return DraftSession(drafter, target, self.law, self.timer, context)
+            return RecyclingSession(drafter, target, self.distribution, self.timer)
+        return DraftSession(drafter, target, self.distribution, self.timer, context)
 
     def _room(self, length: int, positions_left: int | None) -> int:
         """Most proposals behind sequences of this length; prompt lookup goes no further past the end than a draft."""
         most = max(self.num_assistant_tokens, self.lookup.most)
-        wanted = self.law.stops.room(length)
+        wanted = self.distribution.stops.room(length)
         if wanted is not None:
             most = min(most, max(wanted, self.assistant_model.config.num_draft_tokens))
         if positions_left is None:

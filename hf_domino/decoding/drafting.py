@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
+from hf_domino.decoding.branches import CorrectedBranches, DraftBranches, SteppingBranches
 from hf_domino.decoding.growing import grow
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.lanes import DominoLanes, Lanes, SteppingLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
@@ -37,13 +37,13 @@ class DraftSession:
         self,
         drafter: DominoDraftModel,
         target: TargetModel,
-        law: TokenLaw,  # what drafts are chosen from
+        distribution: TokenDistribution,  # what drafts are chosen from
         timer: PhaseTimer | None = None,
         context: ContextCache | None = None,  # of an earlier call, to go on from
     ):
         self.drafter = drafter
         self.target = target
-        self.law = law
+        self.distribution = distribution
         drafter.vocabulary.prepare(target)
         self.timer = timer or PhaseTimer(enabled=False)
         self._cache = context or drafter.new_context()
@@ -137,11 +137,11 @@ class DraftSession:
             hidden = self._draft(prefixes.last(), prefixes.endings)
         with self.timer.phase("rollout"):
             name = "rollout" if num_nodes is None else "grow"
-            return self.law.run(name, self._choose, prefixes, hidden, noise, most, num_nodes, least_chance)
+            return self.distribution.run(name, self._choose, prefixes, hidden, noise, most, num_nodes, least_chance)
 
     def _choose(
         self,
-        law: TokenLaw,
+        distribution: TokenDistribution,
         prefixes: Prefixes,
         hidden: torch.Tensor,
         noise: torch.Tensor | None,
@@ -149,18 +149,18 @@ class DraftSession:
         num_nodes: int | None,
         least_chance: float,
     ) -> Tree:
-        """Choose proposals along lanes behind draft hidden states."""
-        lanes = self._lanes(hidden, prefixes, law, noise, most, num_nodes is not None)
+        """Choose proposals along branches behind draft hidden states."""
+        branches = self._branches_of(hidden, prefixes, distribution, noise, most, num_nodes is not None)
         if num_nodes is None:
-            return Tree(lanes.chain())
-        return grow(lanes, num_nodes, least_chance, self._ends)
+            return Tree(branches.chain())
+        return grow(branches, num_nodes, least_chance, self._ends)
 
-    def _lanes(self, *arguments: Any) -> Lanes:
-        """Lanes behind what was drafted; arguments are those of [`Lanes`] from there on."""
+    def _branches_of(self, *arguments: Any) -> DraftBranches:
+        """DraftBranches behind what was drafted; arguments are those of [`DraftBranches`] from there on."""
         branches = self.drafter.branches(self.target, arguments[0], self._anchors, self._cache)
         if branches is not None:
-            return SteppingLanes(branches, self.drafter, self.target, *arguments)
-        return DominoLanes(self.drafter, self.target, *arguments, table=self._table)
+            return SteppingBranches(branches, self.drafter, self.target, *arguments)
+        return CorrectedBranches(self.drafter, self.target, *arguments, table=self._table)
 
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context, also for `[B, 0]`."""

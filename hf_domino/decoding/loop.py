@@ -29,7 +29,7 @@ from hf_domino.decoding.policy import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree, along
@@ -40,7 +40,8 @@ from hf_domino.statistics.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import Captured
 
-# Vocabulary from which on a CPU judges one position at a time: those behind the first rejected proposal need no law.
+# Vocabulary from which on a CPU verifies one position at a time: those behind the first rejected proposal need no
+# distribution.
 WALKED_VOCABULARY = 2**14
 
 
@@ -88,13 +89,13 @@ def assisted_decoding(
     context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
     config = generation_config
     wanted = step_outputs.forward_kwargs
-    law, runner, generator = parts_of(
+    distribution, runner, generator = parts_of(
         model, drafter, logits_processor, stops, input_ids, model_kwargs, config, wanted, context
     )
     committed = CommittedSequences(input_ids, stopping_criteria, config, streamer, stops)
     generator.lookup.read = committed.tokens
     rows = list(range(batch_size))
-    generation = _Generation(runner, generator, law, committed, stats, step_outputs, rows)
+    generation = _Generation(runner, generator, distribution, committed, stats, step_outputs, rows)
     generation.run(input_ids, generation_config)
     generation.finish_stats(time.perf_counter() - start)
     return generation.result(batch_size, generation_config.return_dict_in_generate, has_gap)
@@ -112,7 +113,7 @@ class _Generation:
 
     runner: TargetRunner
     generator: DominoCandidateGenerator
-    law: TokenLaw
+    distribution: TokenDistribution
     committed: CommittedSequences
     stats: DecodingStats
     step_outputs: StepOutputs
@@ -175,9 +176,9 @@ class _Generation:
         length = self.runner.prompt_length
         self.generator.observe_prompt(captured, length, self.runner.prompt_mask(length))
         prefixes = self.committed.prefixes(self.rows)
-        scores = self.law.scores(prefixes, logits)
+        scores = self.distribution.scores(prefixes, logits)
         if config.do_sample:
-            most = self.law.stops.max_length
+            most = self.distribution.stops.max_length
             start = input_ids.shape[1]
             num_steps = None if most is None else max(most - start, 1)
             self.steps = StepNoise(len(input_ids), logits.shape[2], input_ids.device, num_steps)
@@ -186,7 +187,7 @@ class _Generation:
         if self.step_outputs.forward_kwargs:
             self.step_outputs.add_prompt(self.runner.outputs)
         is_single = len(self.rows) == 1 and input_ids.is_cpu and not self.runner.is_fixed
-        self.is_walked = self.law.may_keep_state or (is_single and logits.shape[2] >= WALKED_VOCABULARY)
+        self.is_walked = self.distribution.may_keep_state or (is_single and logits.shape[2] >= WALKED_VOCABULARY)
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
         self._go_on_with(unfinished)
@@ -228,7 +229,7 @@ class _Generation:
         self, plan: Plan, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None
     ) -> Outcome:
         """Verify all positions together, and append to the texts what was accepted."""
-        verification = self.law.run("judge", verify, prefixes, proposals, logits, noise)
+        verification = self.distribution.run("accept", verify, prefixes, proposals, logits, noise)
         # One transfer for the whole round: everything the host must know.
         found = verification.decided.tolist()
         counts = [values[0] for values in found]
@@ -245,13 +246,13 @@ class _Generation:
         return replace(outcome, num_kept=kept)
 
     def _walk(self, plan: Plan, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None) -> Outcome:
-        """Verify and commit one row token by token: each is in the text before the law behind it is asked for."""
+        """Verify and commit one row token by token: each is in the text before the next distribution is asked for."""
         branches = proposals.branches()
         path = [0]
         while True:
             here = logits[:, path[-1] : path[-1] + 1]
             prefixes = self.committed.prefixes(self.rows)
-            scores = self.law.scores(prefixes, here)
+            scores = self.distribution.scores(prefixes, here)
             token = take(scores, noise, len(path) - 1)
             value = int(token)
             self.committed.commit(self.rows, token, [1], here, scores, [[value]])

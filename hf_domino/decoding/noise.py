@@ -113,8 +113,9 @@ class CallGenerator:
         if has_moved:
             logger.warning_once(
                 "Something drew from torch's default generator while hf_domino generated: a logits processor, a "
-                "stopping criterion, a streamer or another thread. The text follows the target's law, but is not the "
-                "one that plain generation writes from the same seed. Draw from a torch.Generator of your own there."
+                "stopping criterion, a streamer or another thread. The text follows the target's distribution, but is "
+                "not the one that plain generation writes from the same seed. Draw from a torch.Generator of your own "
+                "there."
             )
 
 

@@ -14,9 +14,9 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
+from hf_domino.decoding.static.distributions import FixedDistribution
 from hf_domino.decoding.static.graphs import compile_options
-from hf_domino.decoding.static.laws import FixedLaw
 from hf_domino.decoding.static.stages import StaticRunner
 from hf_domino.decoding.static.workspace import Workspace, take_workspace
 from hf_domino.decoding.stopping import KnownStops
@@ -34,25 +34,27 @@ def parts_of(
     config: GenerationConfig,
     forward_kwargs: dict[str, bool],
     context: ContextCache | None,
-) -> tuple[TokenLaw, TargetRunner, DominoCandidateGenerator]:
-    """Make the target's law and runner, and the candidate generator of a call."""
+) -> tuple[TokenDistribution, TargetRunner, DominoCandidateGenerator]:
+    """Make the target's distribution and runner, and the candidate generator of a call."""
     compiling = compile_options(target, config)
     if config.cache_implementation != "static":
-        law = TokenLaw(processors, stops)
-        generator = DominoCandidateGenerator(drafter, target, config, model_kwargs=model_kwargs, law=law)
+        distribution = TokenDistribution(processors, stops)
+        generator = DominoCandidateGenerator(
+            drafter, target, config, model_kwargs=model_kwargs, distribution=distribution
+        )
         if context is not None:
             generator.continue_from(context)
-        return law, TargetRunner(generator.target, model_kwargs, forward_kwargs, generator.timer), generator
+        return distribution, TargetRunner(generator.target, model_kwargs, forward_kwargs, generator.timer), generator
     drafter.config.check_supports("cache_implementation='static'")
     workspace = _workspace_of(target, drafter, stops, input_ids, model_kwargs, config)
     workspace.graphs.options = compiling
-    law = FixedLaw(processors, stops, workspace)
+    distribution = FixedDistribution(processors, stops, workspace)
     generator = DominoCandidateGenerator(
-        drafter, target, config, model_kwargs=model_kwargs, law=law, workspace=workspace
+        drafter, target, config, model_kwargs=model_kwargs, distribution=distribution, workspace=workspace
     )
     is_returned = bool(config.return_dict_in_generate)
     runner = StaticRunner(generator.target, drafter, model_kwargs, generator.timer, workspace, is_returned)
-    return law, runner, generator
+    return distribution, runner, generator
 
 
 def _workspace_of(

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from torch import nn
 from transformers import GenerationConfig
 
-from hf_domino.decoding.copies import Offer
 from hf_domino.decoding.estimates import DOUBT, NOMINAL_PROPOSAL, Acceptance, Costs
+from hf_domino.decoding.prompt_lookup import Offer
 from hf_domino.decoding.round import STEP, Arm, Outcome, Plan
 from hf_domino.methods import DominoDraftModel
 from hf_domino.statistics.stats import Pause

@@ -96,7 +96,7 @@ class Prefixes:
         """Texts that successive positions see, the last known token in place of those yet to be chosen."""
         return self.along(self.last().expand(-1, num_positions - 1), num_positions)
 
-    def lanes(self, count: int) -> Prefixes:
+    def branches(self, count: int) -> Prefixes:
         """So many texts that begin with each row, those of the first row first."""
         if count == 1:
             return self

@@ -40,7 +40,7 @@ PREFIX_FREE = (
     hf.LogitNormalization,
     hf.InfNanRemoveLogitsProcessor,
 )
-CHECKS_LAW = (hf.EtaLogitsWarper, hf.TopHLogitsWarper)  # raise where all tokens are forbidden
+CHECKS_DISTRIBUTION = (hf.EtaLogitsWarper, hf.TopHLogitsWarper)  # raise where all tokens are forbidden
 
 
 class Effect:

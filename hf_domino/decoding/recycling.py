@@ -1,6 +1,6 @@
 """One generation's drafting by token recycling: a table of successors, which the target fills on the way.
 
-Shapes: B batch, L lanes, M successors, N proposals, C depths, V vocabulary.
+Shapes: B batch, L branches, M successors, N proposals, C depths, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from hf_domino.decoding.branches import Candidates, DraftBranches
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.lanes import Candidates, Lanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree
 
@@ -34,18 +34,18 @@ class RecyclingSession(DraftSession):
             tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)
             self.drafter.learn(tokens.flatten(), logits.flatten(0, 1))
 
-    def _lanes(self, *arguments: Any) -> Lanes:
-        return SuccessorLanes(self.drafter, self.target, *arguments)
+    def _branches_of(self, *arguments: Any) -> DraftBranches:
+        return SuccessorBranches(self.drafter, self.target, *arguments)
 
 
-class SuccessorLanes(Lanes):
-    """Lanes whose candidates are the likeliest successors of their last tokens, as the target gave them last."""
+class SuccessorBranches(DraftBranches):
+    """Branches whose candidates are the likeliest successors of their last tokens, as the target gave them last."""
 
     def candidates(self, depth: int) -> Candidates:
-        """See [`Lanes`]. Of logits processors, these scores follow the temperature alone."""
+        """See [`DraftBranches`]. Of logits processors, these scores follow the temperature alone."""
         last = self.texts[..., -1] if depth else self.prefixes.last()
         noise = None
         token_ids, scores = self._drafter.successors_of(last)
         if self._noise is not None:
             noise = self._noise[:, depth].gather(1, token_ids.flatten(1)).view(token_ids.shape)
-        return scores / self.law.temperature, noise, token_ids
+        return scores / self.distribution.temperature, noise, token_ids

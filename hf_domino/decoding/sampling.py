@@ -1,4 +1,4 @@
-"""The law of the next token: logits after `generate`'s processors and warpers, and how a token is taken from them.
+"""The distribution of the next token: logits after `generate`'s processors, and how a token is taken from them.
 
 Target and drafts go through the same class, so that both are processed alike, each position with its own prefix.
 
@@ -21,7 +21,7 @@ from transformers import (
 
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors import (
-    CHECKS_LAW,
+    CHECKS_DISTRIBUTION,
     PREFIX_FREE,
     STATELESS,
     Banned,
@@ -36,7 +36,7 @@ from hf_domino.decoding.stopping import KnownStops
 from hf_domino.methods.vocabulary import DraftVocabulary
 
 
-class TokenLaw:
+class TokenDistribution:
     """The distribution that `generate` samples from, or takes the most likely token of.
 
     Args:
@@ -84,31 +84,33 @@ class TokenLaw:
         """Whether a processor may remember its calls, so that it must see each committed position once, in order."""
         return bool(stateful_processors(self.processors))
 
-    def without_state(self) -> TokenLaw:
-        """The same law, less the processors that may keep state: drafts are chosen from that.
+    def without_state(self) -> TokenDistribution:
+        """The same distribution, less the processors that may keep state: drafts are chosen from that.
 
         Without those fewer drafts are accepted; the output is the target's own all the same.
         """
         kept = zip(self.steps, self.processors, strict=True)
         return self._with(steps=[step for step, processor in kept if type(processor) in STATELESS])
 
-    def over(self, vocabulary: DraftVocabulary) -> TokenLaw:
-        """The same law where only some tokens have logits: it takes and gives those `[..., D]`."""
+    def over(self, vocabulary: DraftVocabulary) -> TokenDistribution:
+        """The same distribution where only some tokens have logits: it takes and gives those `[..., D]`."""
         # All of these may be forbidden, which some warpers refuse.
         kept = zip(self.steps, self.processors, strict=True)
-        steps = [step for step, processor in kept if not (vocabulary.is_reduced and type(processor) in CHECKS_LAW)]
+        steps = [
+            step for step, processor in kept if not (vocabulary.is_reduced and type(processor) in CHECKS_DISTRIBUTION)
+        ]
         return self._with(vocabulary=vocabulary, steps=steps)
 
-    def _with(self, **changed: Any) -> TokenLaw:
-        law = copy.copy(self)
-        vars(law).update(changed)
-        return law
+    def _with(self, **changed: Any) -> TokenDistribution:
+        distribution = copy.copy(self)
+        vars(distribution).update(changed)
+        return distribution
 
     def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
-        """Call a function of the law, prefixes and inputs; where shapes are fixed, as a stage of that name."""
+        """Call a function of the distribution, prefixes and inputs; where shapes are fixed, as a stage of that name."""
         return function(self, prefixes, *inputs)
 
-    def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenLaw]:
+    def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenDistribution]:
         """Forbid beforehand what only depends on how long the text is.
 
         Args:
@@ -116,7 +118,7 @@ class TokenLaw:
             logits (`torch.Tensor`): `[B, N, D]` of the N next positions, not written to.
 
         Returns:
-            `tuple`: Logits that can still be corrected, and the law less the processors that are done with.
+            `tuple`: Logits that can still be corrected, and the distribution less the processors that are done with.
         """
         if not (done := [step for step in self.steps if isinstance(step, Banned)]):
             return logits, self
@@ -223,9 +225,9 @@ def choose(scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Ten
     """
     if noise is None:
         return scores.argmax(dim=-1)
-    return race(scores, noise).indices
+    return sample(scores, noise).indices
 
 
-def race(scores: torch.Tensor, noise: torch.Tensor) -> torch.return_types.max:
-    """Values and tokens `[...]` that win a draw; a value is NaN where there is no law to draw from."""
+def sample(scores: torch.Tensor, noise: torch.Tensor) -> torch.return_types.max:
+    """Values and tokens `[...]` that win a draw; a value is NaN where there is no distribution to draw from."""
     return (scores.softmax(dim=-1) / noise).max(dim=-1)

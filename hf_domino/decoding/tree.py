@@ -24,7 +24,7 @@ from transformers.masking_utils import create_masks_for_generate
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import race
+from hf_domino.decoding.sampling import sample
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,11 @@ class Tree:
         generations = self.depths[..., None] - torch.arange(1, self.depth + 1, device=positions.device)
         places = ancestors.gather(2, generations.clamp_min(0)).flatten(1)  # of each depth's, or itself again
         tokens = torch.nn.functional.pad(self.tokens, (1, 0)).gather(1, places)
-        seen = prefixes.lanes(width).along(tokens.view(num_rows * width, self.depth), 1)
+        seen = prefixes.branches(width).along(tokens.view(num_rows * width, self.depth), 1)
         return Prefixes(seen.ids, seen.ends - self.depth + self.depths.view(-1, 1), seen.rows)
 
-    def race(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The token that each position draws, see [`~hf_domino.decoding.sampling.race`].
+    def sample(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The token that each position draws, see [`~hf_domino.decoding.sampling.sample`].
 
         Args:
             scores (`torch.Tensor`): `[B, W, V]`.
@@ -107,7 +107,7 @@ class Tree:
             noise = noise[:, : scores.shape[1]]
         else:
             noise = noise[torch.arange(len(scores), device=scores.device)[:, None], self.depths]
-        values, tokens = race(scores, noise)
+        values, tokens = sample(scores, noise)
         return values, tokens
 
     def branches(self) -> dict[tuple[int, int], int]:

@@ -14,9 +14,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.branches import pool_size
 from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.drafting import DraftSession
-from hf_domino.decoding.lanes import pool_size
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree import Tree, tree_inputs
 from hf_domino.target.view import input_device, rounded_to
@@ -42,7 +42,7 @@ def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
         session ([`DraftSession`]): Drafts.
     """
     text = runner.target.text_config
-    if pool_size(session.drafter, session.law, is_tree=True) is None:
+    if pool_size(session.drafter, session.distribution, is_tree=True) is None:
         return "logits processors that look at all tokens"
     if runner.kwargs.get("position_ids") is None:
         return "the target is not told positions"
@@ -69,7 +69,7 @@ def _try(target: PreTrainedModel) -> str | None:
     """Verify a text as a chain and as a branch of a tree; why not, where the logits are others."""
     device = input_device(target)
     positions = torch.arange(NUM_TRIED, device=device)[None]
-    # From all over the vocabulary: the first ones are often special tokens, of which 16 bits make any law.
+    # From all over the vocabulary: the first ones are often special tokens, of which 16 bits make any distribution.
     chain = (positions + 1) * (target.config.get_text_config().vocab_size // (NUM_TRIED + 2))
     # Behind the first token a wrong one follows the next three; the text goes on beside them.
     order = [1, 6, 2, 6, 3, 6, 4, 5]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw, choose, race
+from hf_domino.decoding.sampling import TokenDistribution, choose, sample
 from hf_domino.decoding.tree import Tree
 
 
@@ -35,38 +35,40 @@ class Verification:
 
 
 def verify(
-    law: TokenLaw,
+    distribution: TokenDistribution,
     prefixes: Prefixes,
     proposals: Tree,
     logits: torch.Tensor,  # [R, W, V]
     noise: torch.Tensor | None,  # of the steps from the anchor's on, [R, C + 1, V] or more; None for the likeliest
 ) -> Verification:
     """Verify a round from the target's logits, without a synchronisation."""
-    scores = law.scores(prefixes, logits, lambda: proposals.seen_by(prefixes))
+    scores = distribution.scores(prefixes, logits, lambda: proposals.seen_by(prefixes))
     # [R, W] both. Wrong branches have tokens too, which are passed over.
-    values, chosen = (None, choose(scores)) if noise is None else proposals.race(scores, noise)
+    values, chosen = (None, choose(scores)) if noise is None else proposals.sample(scores, noise)
     if not proposals.num_nodes:
         counts = torch.ones_like(chosen) if values is None else (values == values).to(chosen.dtype)  # no NaN
         return Verification(scores, torch.cat((counts, chosen), dim=1))
-    accepted, path = _answered(law, prefixes, proposals).accepted(chosen)
+    accepted, path = _answered(distribution, prefixes, proposals).accepted(chosen)
     if path is not None:
         chosen = chosen.gather(1, path)
         values = None if values is None else values.gather(1, path)
     counts = accepted + 1
-    if values is not None:  # what was drafted behind a text's end need not have a law
+    if values is not None:  # what was drafted behind a text's end need not have a distribution
         counts = counts * (values.isnan().cumsum(dim=1).gather(1, accepted) == 0)
     return Verification(scores, torch.cat((counts, chosen), dim=1), path)
 
 
-def _answered(law: TokenLaw, prefixes: Prefixes, proposals: Tree) -> Tree:
+def _answered(distribution: TokenDistribution, prefixes: Prefixes, proposals: Tree) -> Tree:
     """Proposals, less those behind which a caller's function cannot tell what may follow.
 
     If such a token is the target's own, it is the last one of the round. The next round asks behind it as plain
     generation does, unless the text ends there.
     """
-    if not law.constraints:
+    if not distribution.constraints:
         return proposals
-    lacking = torch.tensor(law.unanswered(prefixes, proposals.seen_by(prefixes)), device=proposals.tokens.device)
+    lacking = torch.tensor(
+        distribution.unanswered(prefixes, proposals.seen_by(prefixes)), device=proposals.tokens.device
+    )
     is_node_lacking = lacking.view(len(proposals.tokens), -1)[:, 1:]  # [R, N]
     return replace(proposals, tokens=proposals.tokens.masked_fill(is_node_lacking, -1))
 
@@ -75,13 +77,13 @@ def take(scores: torch.Tensor, noise: torch.Tensor | None, index: int = 0) -> to
     """Take the token `[R, 1]` at one position by its scores `[R, 1, V]`, with the noise of all positions."""
     if noise is None:
         return choose(scores)
-    values, tokens = race(scores, noise[:, index : index + 1])
+    values, tokens = sample(scores, noise[:, index : index + 1])
     check_drawn(not bool(values.isnan().any()))
     return tokens
 
 
 def check_drawn(is_drawn: bool) -> None:
-    """Raise as `torch.multinomial` does where there is no law to draw from."""
+    """Raise as `torch.multinomial` does where there is no distribution to draw from."""
     if not is_drawn:
         raise RuntimeError(
             "No token can be drawn: the target's processed scores are NaN or infinite, or all tokens are forbidden. "

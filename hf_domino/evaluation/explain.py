@@ -22,7 +22,7 @@ from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.tree_support import why_chain
@@ -159,7 +159,7 @@ def explain_round(
         raise refusal("the shape of input_ids", "[1, T] with T at least 2", list(input_ids.shape), remedy)
     most = drafter.config.num_draft_tokens + 1
     model, input_ids, (processors, criteria, _), kwargs = prepared(target, input_ids, most, **generate_kwargs)
-    distribution = TokenLaw(processors, KnownStops.among(criteria))
+    distribution = TokenDistribution(processors, KnownStops.among(criteria))
     return _explain(drafter, TargetModel(model, drafter.config), input_ids, distribution, kwargs)
 
 
@@ -168,7 +168,7 @@ def _explain(
     drafter: DominoDraftModel,
     target: TargetModel,
     input_ids: torch.Tensor,
-    distribution: TokenLaw,
+    distribution: TokenDistribution,
     kwargs: dict[str, Any],
 ) -> Round:
     check_inputs(target.model, input_ids, kwargs)
@@ -198,7 +198,7 @@ def _explain(
     if tree.parents is not None:
         parents = tree.parents[0].cpu()
     behind = Prefixes(seen.ids[parents], [seen.lengths[parent] for parent in parents], [0] * tree.num_nodes)
-    draft_distribution = session.law.over(drafter.vocabulary)
+    draft_distribution = session.distribution.over(drafter.vocabulary)
     base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, tree, seen)
     read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]
     depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
@@ -238,7 +238,7 @@ def _draft_logits(
     return chosen_logits(drafter, target, draft_hidden[0, depths], states, is_corrected)
 
 
-def _probs(distribution: TokenLaw, prefixes: Prefixes, seen: Prefixes, logits: torch.Tensor) -> torch.Tensor:
+def _probs(distribution: TokenDistribution, prefixes: Prefixes, seen: Prefixes, logits: torch.Tensor) -> torch.Tensor:
     """Return the probabilities `[N, V]` of positions that see these texts, on the CPU."""
     scores = distribution.scores(prefixes, logits[None], lambda: seen)
     return distribution.vocabulary.scatter(scores).softmax(dim=-1)[0].cpu()

@@ -53,7 +53,7 @@ def _is_count(value: object) -> bool:
 
 
 _ONE_SPEEDUP = "Pass either assistant_model or this option, not both."
-_NO_LAW = "It changes the target's output law, which assisted decoding preserves; leave it unset."
+_NO_LAW = "It changes the target's output distribution, which assisted decoding preserves; leave it unset."
 _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes."
 _COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."

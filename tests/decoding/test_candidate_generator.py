@@ -6,9 +6,9 @@ import pytest
 import torch
 from builders import PAD
 from oracle import faults, proposed
-from test_sampling_law import P_VALUE, VOCAB, exact_law, p_value
-from test_sampling_law import PROMPT as SHORT_PROMPT
-from test_sampling_law import target as twelve_tokens  # noqa: F401, a fixture
+from test_sampling_distribution import P_VALUE, VOCAB, exact_law, p_value
+from test_sampling_distribution import PROMPT as SHORT_PROMPT
+from test_sampling_distribution import target as twelve_tokens  # noqa: F401, a fixture
 
 import hf_domino
 from hf_domino import DominoCandidateGenerator

@@ -24,9 +24,9 @@ from transformers import (
 
 import domino_kernels
 from hf_domino import explain_round
-from hf_domino.decoding.lanes import DominoLanes
+from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.target.view import TargetModel
 
 IDS = [*range(4, 40, 3), *range(41, VOCAB_SIZE, 2)]
@@ -64,19 +64,19 @@ def blocks(target, **overrides):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", LAWS)
 @pytest.mark.parametrize("pool_size", [None, 5])
 @pytest.mark.parametrize(
     "overrides", [{}, {"pure_draft_prefix_len": 2}, {"projector_type": "dflash"}], ids=["", "prefix", "dflash"]
 )
-def test_drafts_are_those_of_a_target_that_never_says_the_others(tiny_qwen3, law, pool_size, overrides):
-    law = TokenLaw(LogitsProcessorList(LAWS[law]))
+def test_drafts_are_those_of_a_target_that_never_says_the_others(tiny_qwen3, distribution, pool_size, overrides):
+    distribution = TokenDistribution(LogitsProcessorList(LAWS[distribution]))
     block, reference = blocks(tiny_qwen3, draft_pool_size=pool_size, **overrides)
     seen = set()
     shared = torch.empty(3, 10, VOCAB_SIZE).exponential_()
     for noise in (None, shared):
-        expected = DominoLanes(*reference, law, noise).chain()
-        found = DominoLanes(*block, law, noise).chain()
+        expected = CorrectedBranches(*reference, distribution, noise).chain()
+        found = CorrectedBranches(*block, distribution, noise).chain()
         assert torch.equal(found, expected)
         seen |= set(found.flatten().tolist())
     assert seen <= set(IDS)
@@ -87,11 +87,11 @@ def test_drafts_are_those_of_a_target_that_never_says_the_others(tiny_qwen3, law
 def test_fused_kernels(tiny_qwen3):
     pytest.importorskip("triton")
     block, _ = blocks(tiny_qwen3, draft_pool_size=5, pure_draft_prefix_len=2)
-    noise, law = torch.empty(3, 9, VOCAB_SIZE).exponential_(), TokenLaw(LogitsProcessorList())
+    noise, distribution = torch.empty(3, 9, VOCAB_SIZE).exponential_(), TokenDistribution(LogitsProcessorList())
     for drawn in (None, noise):
-        expected = DominoLanes(*block, law, drawn).chain()
+        expected = CorrectedBranches(*block, distribution, drawn).chain()
         with domino_kernels.use_backend("triton"):
-            assert torch.equal(DominoLanes(*block, law, drawn).chain(), expected)
+            assert torch.equal(CorrectedBranches(*block, distribution, drawn).chain(), expected)
 
 
 CALLS = {
@@ -161,7 +161,7 @@ def test_captured_rounds_read_weights_that_changed_in_place(tiny_llama):
     [({"do_sample": False}, 16), ({"do_sample": True}, None), ({"do_sample": True, "top_k": 5}, 16)],
 )
 def test_where_nothing_that_is_drafted_is_allowed(tiny_qwen3, options, pool_size):
-    """Every second token must be one that is not drafted: no law of drafts is there, and no error."""
+    """Every second token must be one that is not drafted: no distribution of drafts is there, and no error."""
     others = sorted(set(range(4, VOCAB_SIZE)) - set(IDS))[:3]
 
     def allowed(row, ids):

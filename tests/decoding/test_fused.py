@@ -7,13 +7,16 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogit
 
 import domino_kernels
 from domino_kernels import dispatch
-from hf_domino.decoding.lanes import DominoLanes, fits_kernels
+from hf_domino.decoding.branches import CorrectedBranches, fits_kernels
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.target.view import TargetModel
 
 pytest.importorskip("triton")
-GREEDY, WARPED = TokenLaw(LogitsProcessorList()), TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(0.5)]))
+GREEDY, WARPED = (
+    TokenDistribution(LogitsProcessorList()),
+    TokenDistribution(LogitsProcessorList([TemperatureLogitsWarper(0.5)])),
+)
 
 
 def make(target, **overrides):
@@ -34,11 +37,11 @@ def make(target, **overrides):
 )
 def test_proposals_are_equal(tiny_qwen3, pool_size, fields):
     block, noise = make(tiny_qwen3, draft_pool_size=pool_size, **fields), torch.empty(2, 6, VOCAB_SIZE).exponential_()
-    for law, drawn in ((GREEDY, None), (WARPED, noise)):
-        expected = DominoLanes(*block, law, drawn).chain()
+    for distribution, drawn in ((GREEDY, None), (WARPED, noise)):
+        expected = CorrectedBranches(*block, distribution, drawn).chain()
         with domino_kernels.use_backend("triton"):
-            assert fits_kernels(block[0], law, noise, drawn)
-            assert torch.equal(DominoLanes(*block, law, drawn).chain(), expected)
+            assert fits_kernels(block[0], distribution, noise, drawn)
+            assert torch.equal(CorrectedBranches(*block, distribution, drawn).chain(), expected)
 
 
 @pytest.mark.parametrize("draft_tree_size", [None, 9], ids=["chain", "tree"])
@@ -60,7 +63,7 @@ def test_only_plain_choices_fit(tiny_qwen3):
         assert fits_kernels(drafter, GREEDY, logits)
         assert not fits_kernels(drafter, WARPED, logits)
         assert fits_kernels(drafter, GREEDY, logits, torch.ones_like(logits))
-        top_k = TokenLaw(LogitsProcessorList([TemperatureLogitsWarper(0.5), TopKLogitsWarper(5)]))
+        top_k = TokenDistribution(LogitsProcessorList([TemperatureLogitsWarper(0.5), TopKLogitsWarper(5)]))
         assert not fits_kernels(drafter, top_k, logits, torch.ones_like(logits))
         assert not fits_kernels(build_drafter(tiny_qwen3, projector_type="dflash"), GREEDY, logits)
 

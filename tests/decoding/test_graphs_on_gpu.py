@@ -83,13 +83,13 @@ LAWS = [
 ]
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_draws_are_those_of_launched_stages(law, captures):
+@pytest.mark.parametrize("distribution", LAWS)
+def test_draws_are_those_of_launched_stages(distribution, captures):
     target = build("Qwen2").cuda()
     drafter, texts = build_drafter(target).cuda(), []
     for is_graphed in (True, True, False):
         torch.manual_seed(5)
-        options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, **law, **STATIC}
+        options = {"do_sample": True, "max_new_tokens": NEW_TOKENS, **distribution, **STATIC}
         if is_graphed:
             texts.append(target.generate(PROMPT.cuda(), assistant_model=drafter, **options))
         else:
@@ -101,8 +101,8 @@ def test_draws_are_those_of_launched_stages(law, captures):
     assert torch.equal(texts[0], texts[2])
 
 
-@pytest.mark.parametrize("law", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
-def test_compiled_stages_are_captured(law, captures, monkeypatch):
+@pytest.mark.parametrize("distribution", [{"do_sample": False}, {"do_sample": True, "temperature": 0.7, "top_k": 20}])
+def test_compiled_stages_are_captured(distribution, captures, monkeypatch):
     target, compiled = build("Qwen2").cuda(), []
     drafter, texts, states, try_capture = build_drafter(target).cuda(), [], [], StageGraphs._try_capture
 
@@ -112,7 +112,7 @@ def test_compiled_stages_are_captured(law, captures, monkeypatch):
         return graph
 
     monkeypatch.setattr(StageGraphs, "_try_capture", noting)
-    options = {"max_new_tokens": NEW_TOKENS, **law}
+    options = {"max_new_tokens": NEW_TOKENS, **distribution}
     static = {"assistant_model": drafter, **STATIC}
     asking = static | {"compile_config": CompileConfig(fullgraph=True)}
     for assistant in (static, asking, asking):
@@ -122,7 +122,7 @@ def test_compiled_stages_are_captured(law, captures, monkeypatch):
     assert captures["failed"] == []
     assert captures["captured"] == 6  # four, and the compiled two
     assert sorted(compiled) == ["backbone", "verify"]
-    if not law["do_sample"]:
+    if not distribution["do_sample"]:
         assert torch.equal(texts[0], target.generate(PROMPT.cuda(), **options))
     assert all(torch.equal(text, texts[0]) for text in texts)
     assert all(torch.equal(state, states[0]) for state in states)
@@ -143,11 +143,11 @@ def test_graphs_outlive_what_transformers_compiles(lengths, captures):
     assert captures["failed"] == []
 
 
-@pytest.mark.parametrize("law", [{}, {"repetition_penalty": 1.04}])
-def test_one_synchronisation_a_round(law, captures):
+@pytest.mark.parametrize("distribution", [{}, {"repetition_penalty": 1.04}])
+def test_one_synchronisation_a_round(distribution, captures):
     target = build("Qwen2").cuda()
     drafter, prompt, counts = build_drafter(target).cuda(), PROMPT.cuda(), []
-    options = {"assistant_model": drafter, "do_sample": False, **law, **STATIC}
+    options = {"assistant_model": drafter, "do_sample": False, **distribution, **STATIC}
     for new_tokens in (40, 10, 40):  # the first captures
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -162,14 +162,14 @@ def test_one_synchronisation_a_round(law, captures):
     assert counts[2][0] - counts[1][0] == counts[2][1] - counts[1][1]
 
 
-@pytest.mark.parametrize("law", [*LAWS, {"do_sample": True, "repetition_penalty": 1.3}])
-def test_trees_are_lossless(law, captures):
+@pytest.mark.parametrize("distribution", [*LAWS, {"do_sample": True, "repetition_penalty": 1.3}])
+def test_trees_are_lossless(distribution, captures):
     target = build("Mistral").cuda()
     drafter = build_drafter(target, draft_tree_size=12).cuda()
     texts = []
     for options in ({}, {"assistant_model": drafter}, {"assistant_model": drafter} | STATIC):
         torch.manual_seed(0)
-        texts.append(target.generate(PROMPT.cuda(), **GREEDY | law, **options))
+        texts.append(target.generate(PROMPT.cuda(), **GREEDY | distribution, **options))
         assert not options or drafter.stats.chain is None
     assert captures["captured"] == 6
     assert all(torch.equal(text, texts[0]) for text in texts)

@@ -13,8 +13,8 @@ from builders import build_drafter
 from oracle import oracle, tree_faults
 
 from hf_domino.decoding import candidate_generator
-from hf_domino.decoding.copies import Offer, PromptLookup
 from hf_domino.decoding.policy import ADAPTIVE_SIZE, Policy, policy_for
+from hf_domino.decoding.prompt_lookup import Offer, PromptLookup
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.statistics.stats import DecodingStats
 

@@ -12,11 +12,11 @@ from oracle import faults, tree_faults
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
+from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.candidates import CandidatePool
-from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors import allows
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.target.view import TargetModel
 
 V, CASES = 12, 24  # CASES: random lists, texts and logits for each kind
@@ -108,9 +108,9 @@ def test_a_block_is_bit_for_bit_position_after_position(kind):
         logits = (3 * torch.randn(batch, num_positions, V)).to(draw.choice([torch.float32, torch.bfloat16]))
         logits[torch.rand(logits.shape) < 0.1 * (case % 3 == 0)] = -torch.inf
         untouched = logits.clone()
-        law = TokenLaw(processors)
+        distribution = TokenDistribution(processors)
         prefixes = Prefixes(ids, lengths, rows)
-        scores = law.scores(prefixes, logits, partial(prefixes.along, continuation, num_positions))
+        scores = distribution.scores(prefixes, logits, partial(prefixes.along, continuation, num_positions))
         assert torch.equal(logits, untouched)
         for row, index in ((row, index) for row in range(batch) for index in range(num_positions)):
             seen = continuation[row, : continuation.shape[1] - num_positions + 1 + index]
@@ -129,13 +129,13 @@ def test_candidates_fare_as_in_the_whole_vocabulary(kind):
     draw = random.Random(kind)
     for case in range(8):
         torch.manual_seed(case)
-        law = TokenLaw(LogitsProcessorList([KINDS[kind](draw, torch.randint(V, (3, 6)))]))
+        distribution = TokenDistribution(LogitsProcessorList([KINDS[kind](draw, torch.randint(V, (3, 6)))]))
         prefixes, base_logits = Prefixes(torch.randint(V, (2, 7)), [4, 7], [0, 1 + case % 2]), torch.randn(2, 4, V)
-        pool, proposals = CandidatePool(base_logits, 7, law, prefixes), prefixes.ids[:, :0]
+        pool, proposals = CandidatePool(base_logits, 7, distribution, prefixes), prefixes.ids[:, :0]
         for index in range(4):
             candidates, corrected = pool.token_ids[:, index], base_logits[:, index] + 0.1 * torch.randn(2, V)
             seen = partial(prefixes.along, proposals, 1)
-            expected = law.scores(prefixes, corrected[:, None], seen)[:, 0].gather(1, candidates)
+            expected = distribution.scores(prefixes, corrected[:, None], seen)[:, 0].gather(1, candidates)
             scores = pool.scores(corrected.gather(1, candidates), proposals)
             torch.testing.assert_close(numbers(scores), numbers(expected), **POOL_TOLERANCE)
             proposals = torch.cat((proposals, candidates[:, :1]), dim=1)  # likely tokens come up again
@@ -145,8 +145,8 @@ def test_noise_that_does_not_favour_a_likely_token_leaves_it_a_candidate():
     """Warpers go by the likely tokens, so noise only ever adds candidates."""
     base_logits = torch.tensor([[[10.0, 9.0, 0.0, -5.0]]])
     noise = torch.tensor([[[6.0, 1.0, 1.0, 1.0]]])
-    law = TokenLaw(LogitsProcessorList())
-    pool = CandidatePool(base_logits, 1, law, Prefixes.of(torch.zeros(1, 3, dtype=torch.long)), noise)
+    distribution = TokenDistribution(LogitsProcessorList())
+    pool = CandidatePool(base_logits, 1, distribution, Prefixes.of(torch.zeros(1, 3, dtype=torch.long)), noise)
     assert pool.token_ids.tolist() == [[[0]]]
 
 
@@ -210,8 +210,8 @@ def test_what_is_forced_or_lifted_is_drafted_and_what_is_banned_is_not(tiny_qwen
     likely = target.logits(hidden).amax(dim=(0, 1)).topk(30).indices.tolist()
 
     def drafted(processor):
-        law = TokenLaw(LogitsProcessorList([processor]))
-        return DominoLanes(drafter, target, hidden, prefixes, law).chain()
+        distribution = TokenDistribution(LogitsProcessorList([processor]))
+        return CorrectedBranches(drafter, target, hidden, prefixes, distribution).chain()
 
     assert drafted(hf.ForcedEOSTokenLogitsProcessor(12, [unlikely]))[:, 2].tolist() == [unlikely, unlikely]
     assert (drafted(hf.SequenceBiasLogitsProcessor([[[unlikely], 90.0]])) == unlikely).all()

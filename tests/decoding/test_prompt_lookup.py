@@ -9,9 +9,9 @@ from oracle import oracle, proposed
 from recorded_graphs import recorded_graphs
 from test_families import build
 
-from hf_domino.decoding.copies import LENGTHS, MOST_PLACES, PromptLookup, Text
 from hf_domino.decoding.policy import COPY
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.prompt_lookup import LENGTHS, MOST_PLACES, PromptLookup, Text
 from hf_domino.decoding.round import Outcome, Plan
 
 PASSAGE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]

@@ -1,4 +1,4 @@
-"""The rollout draws its proposals from the corrected law, of the whole vocabulary or of a pool."""
+"""The rollout draws its proposals from the corrected distribution, of the whole vocabulary or of a pool."""
 
 from functools import partial
 
@@ -13,11 +13,11 @@ from transformers import (
     TopKLogitsWarper,
 )
 
+from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.candidates import CandidatePool
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw, choose
+from hf_domino.decoding.sampling import TokenDistribution, choose
 from hf_domino.target.view import TargetModel
 
 LAWS = {
@@ -53,39 +53,42 @@ def test_proposals_are_those_of_the_formulas(tiny_qwen3, shift_label, prefix_len
     drafter = build_drafter(tiny_qwen3, block_size=7, **fields)
     torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
     hidden, target = 0.3 * torch.randn(2, 7, drafter.config.hidden_size), TargetModel(tiny_qwen3, drafter.config)
-    prefixes, law = Prefixes(torch.randint(4, VOCAB_SIZE, (2, 9)), [9, 6], [0, 1]), TokenLaw(LogitsProcessorList())
-    arguments = drafter, target, hidden[:, drafter.config.label_offset :], prefixes, law
+    prefixes, distribution = (
+        Prefixes(torch.randint(4, VOCAB_SIZE, (2, 9)), [9, 6], [0, 1]),
+        TokenDistribution(LogitsProcessorList()),
+    )
+    arguments = drafter, target, hidden[:, drafter.config.label_offset :], prefixes, distribution
     rederived, anchors = Rederived(drafter, tiny_qwen3), prefixes.last()[:, 0]
     pairs = zip(hidden, anchors, strict=True)
     expected = torch.stack([rederived.correct(states, anchor)[0] for states, anchor in pairs])
     for table in (None, InputTable(drafter.prefix_gru, target)):
-        assert torch.equal(DominoLanes(*arguments, table=table).chain(), expected)
+        assert torch.equal(CorrectedBranches(*arguments, table=table).chain(), expected)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", LAWS)
 @pytest.mark.parametrize("pool_size", [None, 20])
-def test_rows_are_drafted_as_if_each_were_alone(block, law, pool_size):
-    law = TokenLaw(LogitsProcessorList(LAWS[law]))
+def test_rows_are_drafted_as_if_each_were_alone(block, distribution, pool_size):
+    distribution = TokenDistribution(LogitsProcessorList(LAWS[distribution]))
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
     for noise in (None, exponential(block)):
-        together = DominoLanes(*block, law, noise).chain()
+        together = CorrectedBranches(*block, distribution, noise).chain()
         for row in range(3):
             alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
             own = None if noise is None else noise[row : row + 1]
-            lanes = DominoLanes(drafter, target, hidden[row : row + 1], alone, law, own)
-            assert torch.equal(lanes.chain()[0], together[row])
+            branches = CorrectedBranches(drafter, target, hidden[row : row + 1], alone, distribution, own)
+            assert torch.equal(branches.chain()[0], together[row])
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("law", LAWS)
+@pytest.mark.parametrize("distribution", LAWS)
 @pytest.mark.parametrize("pool_size", [None, 20])
-def test_proposals_are_drawn_from_the_corrected_law(block, law, pool_size):
+def test_proposals_are_drawn_from_the_corrected_law(block, distribution, pool_size):
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
-    law, noise = TokenLaw(LogitsProcessorList(LAWS[law])), exponential(block)
-    proposals = DominoLanes(*block, law, noise).chain()
+    distribution, noise = TokenDistribution(LogitsProcessorList(LAWS[distribution])), exponential(block)
+    proposals = CorrectedBranches(*block, distribution, noise).chain()
     drafter.config.draft_pool_size = None  # logits of all tokens follow
     rederived, anchors = Rederived(drafter, target.model), prefixes.last()[:, 0]
     skipped = torch.nn.functional.pad(hidden, (0, 0, drafter.config.label_offset, 0))
@@ -94,10 +97,10 @@ def test_proposals_are_drawn_from_the_corrected_law(block, law, pool_size):
     for index in range(hidden.shape[1]):
         if pool_size is None:
             seen = partial(prefixes.along, proposals[:, :index], 1)
-            expected = law.scores(prefixes, logits[:, index : index + 1], seen)[:, 0]
+            expected = distribution.scores(prefixes, logits[:, index : index + 1], seen)[:, 0]
             assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
         else:
-            pool = CandidatePool(drafter.logits(target, hidden), pool_size, law, prefixes, noise)
+            pool = CandidatePool(drafter.logits(target, hidden), pool_size, distribution, prefixes, noise)
             ids = pool.token_ids[:, index]
             expected = pool.scores(logits[:, index].gather(1, ids), proposals[:, :index])
             chosen = choose(expected, noise[:, index].gather(1, ids))
@@ -109,10 +112,10 @@ def test_proposals_are_drawn_from_the_corrected_law(block, law, pool_size):
 def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
-    law, table = TokenLaw(LogitsProcessorList()), InputTable(drafter.prefix_gru, target, max_bytes)
+    distribution, table = TokenDistribution(LogitsProcessorList()), InputTable(drafter.prefix_gru, target, max_bytes)
     for shift in range(3):  # rounds of one generation
-        arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, law
-        assert torch.equal(DominoLanes(*arguments, table=table).chain(), DominoLanes(*arguments).chain())
+        arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, distribution
+        assert torch.equal(CorrectedBranches(*arguments, table=table).chain(), CorrectedBranches(*arguments).chain())
     many = list(range(40))  # more at once than the small one has room for
     expected = drafter.prefix_gru.project_inputs(target.embed(torch.tensor(many)))
     torch.testing.assert_close(table.rows(many), expected)

@@ -123,10 +123,10 @@ def test_stop_strings(tiny_qwen3, tiny_drafter, tiny_tokenizer, recorded):
     assert plain.shape[1] < PROMPT.shape[1] + NEW_TOKENS
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_draws_are_those_of_growing_rounds(target, make_drafter, law):
-    """The law itself is tested where rounds grow; here every draw is the same one."""
-    drafter, options = make_drafter(target), {"do_sample": True, "max_new_tokens": 16, **LAWS[law]}
+@pytest.mark.parametrize("distribution", LAWS)
+def test_draws_are_those_of_growing_rounds(target, make_drafter, distribution):
+    """The distribution itself is tested where rounds grow; here every draw is the same one."""
+    drafter, options = make_drafter(target), {"do_sample": True, "max_new_tokens": 16, **LAWS[distribution]}
 
     def draw(**cache):
         torch.manual_seed(5)
@@ -137,8 +137,8 @@ def test_draws_are_those_of_growing_rounds(target, make_drafter, law):
     assert draw(**STATIC) == grown
     with recorded_graphs() as made:
         assert draw(**STATIC) == draw(**STATIC) == grown
-        is_stage = law != "eta"  # which reads a result back
-        assert (made[0].names == {"backbone", "rollout", "verify", "judge"}) == is_stage
+        is_stage = distribution != "eta"  # which reads a result back
+        assert (made[0].names == {"backbone", "rollout", "verify", "accept"}) == is_stage
 
 
 @pytest.mark.parametrize("family", ["Mistral", "GPT2"])
@@ -228,14 +228,14 @@ def test_a_call_finds_nothing_of_those_before(target, stages, make_drafter):
 
 
 @pytest.mark.parametrize(
-    ("law", "num_drafted"),
+    ("distribution", "num_drafted"),
     [({"do_sample": False}, 64), ({"do_sample": True, "top_k": 20, "repetition_penalty": 1.04}, 40)],
     ids=["all tokens", "a draft vocabulary"],
 )
-def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, recorded, law, num_drafted):
+def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, recorded, distribution, num_drafted):
     """And sends nothing: on a GPU both would wait for the device."""
     drafter, reads = make_drafter(tiny_qwen3).restricted(range(num_drafted)), []
-    options = {"max_new_tokens": 40, "eos_token_id": -1, "assistant_model": drafter, **law, **STATIC}
+    options = {"max_new_tokens": 40, "eos_token_id": -1, "assistant_model": drafter, **distribution, **STATIC}
     tiny_qwen3.generate(PROMPT, **options)  # makes the recordings
 
     def noting(name, function):

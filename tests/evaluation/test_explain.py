@@ -7,7 +7,7 @@ import torch
 from families import build
 
 from hf_domino import explain_round
-from hf_domino.decoding.lanes import SHARPNESS
+from hf_domino.decoding.branches import SHARPNESS
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.pair import read_prompts
 
@@ -61,8 +61,8 @@ def test_each_node_has_the_laws_of_its_own_path(tiny_qwen3, make_drafter):
     assert len(set(opened.parents.tolist())) < len(opened.proposals) == 11  # it branches
     paths, chances = [[]], [1.0]
     for node, (token, parent) in enumerate(zip(opened.proposals.tolist(), opened.parents.tolist(), strict=True)):
-        law = opened.corrected_probs[node].pow(SHARPNESS)
-        chances.append(chances[parent] * float(law[token] / law.sum()))
+        distribution = opened.corrected_probs[node].pow(SHARPNESS)
+        chances.append(chances[parent] * float(distribution[token] / distribution.sum()))
         paths.append([*paths[parent], token])
     assert opened.chances.tolist() == pytest.approx(chances[1:], rel=1e-3)
     for position, path in enumerate(paths):

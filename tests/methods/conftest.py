@@ -8,7 +8,7 @@ import pytest
 from calls_of_methods import tree_of
 
 from hf_domino.decoding import drafting
-from hf_domino.decoding.lanes import SHARPNESS
+from hf_domino.decoding.branches import SHARPNESS
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ class Formula:
         return found
 
     def likeliest(self, entries, state, alpha, noise, count):
-        """The likeliest paths, each with its chance, by a law that has read each path."""
+        """The likeliest paths, each with its chance, by a distribution that has read each path."""
         found, ahead, tie = {}, [(-1.0, 0, (), entries, state)], 0
         while len(found) <= count:
             chance, _, path, entries, state = heapq.heappop(ahead)

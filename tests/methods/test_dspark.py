@@ -67,8 +67,8 @@ def test_a_fresh_one_drafts_as_dflash_does(tiny_qwen3, kind):
     assert torch.equal(rounds[0].base_probs, rounds[1].base_probs)
     kept = rounds[0].corrected_probs > 0
     assert set(kept.sum(dim=-1).tolist()) == {16 if kind == "dflash2" else 64}
-    law = rounds[0].base_probs * kept
-    torch.testing.assert_close(rounds[0].corrected_probs, law / law.sum(dim=-1, keepdim=True))
+    distribution = rounds[0].base_probs * kept
+    torch.testing.assert_close(rounds[0].corrected_probs, distribution / distribution.sum(dim=-1, keepdim=True))
     assert rounds[0].confidences is None
 
 

@@ -67,13 +67,13 @@ def test_the_text_is_plain_and_the_table_holds_what_the_target_gave_last(wide, d
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_tree_is_the_likeliest_paths_of_the_table(wide, drafter, monkeypatch, rounds, do_sample):
-    tables, lanes = [], RecyclingSession._lanes
+    tables, branches = [], RecyclingSession._branches_of
 
     def keep(self, *args, **kwargs):
         tables.append((drafter.successors.clone(), drafter.scores.clone()))
-        return lanes(self, *args, **kwargs)
+        return branches(self, *args, **kwargs)
 
-    monkeypatch.setattr(RecyclingSession, "_lanes", keep)
+    monkeypatch.setattr(RecyclingSession, "_branches_of", keep)
     trees, (ids, options) = drafter.view(draft_tree_size=5, block_size=3), calls(1)
     generate(wide, trees, ids, **options, **(SAMPLED if do_sample else {}))
     assert trees.stats.chain is None
@@ -84,20 +84,20 @@ def test_a_tree_is_the_likeliest_paths_of_the_table(wide, drafter, monkeypatch, 
         for path, chance in paths.items():
             expected = 1.0
             for depth, (before, token) in enumerate(zip((text[-1], *path), path, strict=False)):
-                raced = alpha * scores[before] / divisor
+                sampled = alpha * scores[before] / divisor
                 if do_sample:
-                    raced = raced - noise[step + depth, 0, successors[before]].log()
+                    sampled = sampled - noise[step + depth, 0, successors[before]].log()
                 place = successors[before].tolist().index(token)
-                expected *= float(raced.softmax(dim=-1).nan_to_num(0.0)[place])
+                expected *= float(sampled.softmax(dim=-1).nan_to_num(0.0)[place])
             found[path] = expected
             assert chance == pytest.approx(expected, rel=1e-5)
             num_compared += expected > 0
         # None of the first depth that was left out is likelier than the least of the tree.
-        raced = alpha * scores[text[-1]] / divisor
-        raced = raced - noise[step, 0, successors[text[-1]]].log() if do_sample else raced
+        sampled = alpha * scores[text[-1]] / divisor
+        sampled = sampled - noise[step, 0, successors[text[-1]]].log() if do_sample else sampled
         left_out = [
             chance
-            for token, chance in zip(successors[text[-1]].tolist(), raced.softmax(dim=-1).tolist(), strict=True)
+            for token, chance in zip(successors[text[-1]].tolist(), sampled.softmax(dim=-1).tolist(), strict=True)
             if (token,) not in paths
         ]
         if len(paths) == 5:

@@ -83,20 +83,20 @@ def make_gru(shape, dtype, device, seed=0):
 
 def make_advance(shape, dtype, device, seed=0):
     """Input products `[B, L, 3G]`, states `[B, S, G]`, owners `[B, L]` and a weight `[3G, G]`."""
-    num_rows, num_lanes, num_before, num_units = shape
+    num_rows, num_branches, num_before, num_units = shape
     draw = normal(seed)
-    products, state = draw(num_rows, num_lanes, 3 * num_units), draw(num_rows, num_before, num_units).tanh()
+    products, state = draw(num_rows, num_branches, 3 * num_units), draw(num_rows, num_before, num_units).tanh()
     weight_hh = draw(3 * num_units, num_units) / num_units**0.5
-    owners = torch.randint(num_before, (num_rows, num_lanes), generator=torch.Generator().manual_seed(seed))
+    owners = torch.randint(num_before, (num_rows, num_branches), generator=torch.Generator().manual_seed(seed))
     return products.to(device, dtype), state.to(device, dtype), owners.to(device), weight_hh.to(device, dtype)
 
 
 def make_corrections(shape, dtype, device, base_dtype=torch.float32, seed=0):
     """Candidates' base logits `[B, M]`, parts of the low rank `[B, R]` and `[B, L, R]`, W2 and candidates `[B, M]`."""
-    num_rows, num_lanes, size, vocab_size, rank = shape
+    num_rows, num_branches, size, vocab_size, rank = shape
     base, block_part, up_weight = make_choice((num_rows, vocab_size, rank), dtype, device, base_dtype, seed)
     logits, ids = make_pool(base, size)
-    return logits, block_part, normal(seed + 1)(num_rows, num_lanes, rank).to(device, dtype), up_weight, ids
+    return logits, block_part, normal(seed + 1)(num_rows, num_branches, rank).to(device, dtype), up_weight, ids
 
 
 def round_corrected(base, low_rank, rows):

@@ -24,7 +24,7 @@ WEIGHTS = {"low_rank", "weight", "embedding", "state", "weight_ih", "weight_hh",
 WEIGHTS |= {"products", "block_part", "state_part"}
 IDS = {"candidates", "best_id", "chosen", "inputs", "owners"}
 FLOATS = {"base", "best_score", "noise", "scores"}
-COUNTS = {"num_rows", "num_lanes", "num_lanes_of_all"}
+COUNTS = {"num_rows", "num_branches", "num_lanes_of_all"}
 
 def compile(kernel, warps=4, **constants):
     types = {}
@@ -48,13 +48,13 @@ print(json.dumps({
     "sampled pool": compile(choose, warps, POOL=True, SAMPLE=True, TILE=128, RANK=256),
     "second stage": compile(triton_choose._choose_among_tiles, TILES=4096),
     "gru": compile(triton_gru._gru_units, GATHER=True, UNITS=4, INPUT_CHUNK=1024, STATE_CHUNK=1024),
-    "lanes": compile(triton_lanes._advance, LANES=16, UNITS=16, CHUNK=128),
+    "branches": compile(triton_lanes._advance, LANES=16, UNITS=16, CHUNK=128),
     "their corrections": compile(triton_lanes._correct, LANES=16, TILE=32, CHUNK=128),
 }))
 """
 # Per thread: 64 x 256, 128 x 256 elements among 8 warps; 2 x 3 x 4 x 1024 among 4; 8 elements a load. Where tensor
 # cores multiply, two turns of a loop are read ahead: 3 x (16 + 3 x 16) x 128, 3 x (16 + 32) x 128.
-EXPECTED = {"vocabulary": 8, "sampled pool": 16, "second stage": 0, "gru": 24, "lanes": 24, "their corrections": 18}
+EXPECTED = {"vocabulary": 8, "sampled pool": 16, "second stage": 0, "gru": 24, "branches": 24, "their corrections": 18}
 
 
 def test_kernels_compile_with_wide_loads(tmp_path):

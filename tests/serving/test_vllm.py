@@ -74,16 +74,16 @@ def test_other_peoples_drafters_are_served_as_without_us(pair, prompts, tmp_path
 
 @torch.no_grad()
 def law_of(pair, prompt):
-    """The likeliest first token behind a prompt, and the target's law `[V, V]` of tokens 2 and 3, likely ones alone."""
+    """The likeliest first token behind a prompt, and the distribution `[V, V]` of tokens 2 and 3, likely ones alone."""
     first = int(pair.target(torch.tensor([prompt])).logits[0, -1].argmax())
     text = [*prompt, first]
     second = pair.target(torch.tensor([text])).logits[0, -1].softmax(dim=-1)
     likely = (second > LEAST_EXPECTED / DRAWS).nonzero().flatten()  # what is rarer makes no bin of its own
-    law = torch.zeros(len(second), len(second), dtype=torch.float64)
+    distribution = torch.zeros(len(second), len(second), dtype=torch.float64)
     for token in likely.tolist():
         third = pair.target(torch.tensor([[*text, token]])).logits[0, -1].softmax(dim=-1)
-        law[token] = (second[token] * third).double()
-    return first, law
+        distribution[token] = (second[token] * third).double()
+    return first, distribution
 
 
 @torch.no_grad()
@@ -94,13 +94,13 @@ def surest(pair):
     return ids[max(range(len(ids)), key=chance.__getitem__)]
 
 
-def p_value(texts, first, law):
-    """Of tokens 2 and 3 under the law, bins of few together."""
+def p_value(texts, first, distribution):
+    """Of tokens 2 and 3 under the distribution, bins of few together."""
     texts = [text for text in texts if text[0] == first]
-    counts = torch.zeros_like(law)
+    counts = torch.zeros_like(distribution)
     for _, second, third in texts:
         counts[second, third] += 1
-    expected = law * len(texts)
+    expected = distribution * len(texts)
     rare = expected < LEAST_EXPECTED
     seen = [*counts[~rare].tolist(), float(counts[rare].sum())]
     awaited = [*expected[~rare].tolist(), len(texts) - float(expected[~rare].sum())]
@@ -115,12 +115,12 @@ def test_sampled_tokens_have_the_targets_law(pair, twin, tmp_path, monkeypatch, 
     if not is_mended:
         monkeypatch.setenv("VLLM_PLUGINS", "")
     prompt = surest(pair)
-    first, law = law_of(pair, prompt)
+    first, distribution = law_of(pair, prompt)
     with serve(PYTHON, str(pair.folder), drafted(tmp_path / "drafter"), tmp_path / "log") as url:
         found = ask(url, [prompt] * DRAWS, 3, at_once=8, temperature=1.0)
     assert found.rounds > DRAWS / 2
     assert sum(found.accepted) > 0 or not is_mended  # read by the stock server, the twin drafts one token off
-    assert (p_value(found.texts, first, law) > LEAST_P) is is_mended
+    assert (p_value(found.texts, first, distribution) > LEAST_P) is is_mended
 
 
 def test_the_faults_of_the_page_are_still_there():

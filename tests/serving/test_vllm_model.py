@@ -10,9 +10,9 @@ from builders import MASK, VOCAB_SIZE, build_drafter
 from safetensors.torch import load_file
 from stand_in import install, server
 
-from hf_domino.decoding.lanes import DominoLanes
+from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.formats.exporting import stored_config
 from hf_domino.target.view import TargetModel
 
@@ -59,7 +59,9 @@ def test_the_server_takes_our_proposals(served, tiny_llama, tmp_path, kind, pref
     hidden, text = torch.randn(REQUESTS, COUNT + 1, 32), torch.randint(4, VOCAB_SIZE, (REQUESTS, 3))
     own = hidden[:, :-1] if shift_label else hidden[:, 1:]
     prefixes = Prefixes(text, [3] * REQUESTS, [0, 1, 2])
-    expected = DominoLanes(drafter, TargetModel(tiny_llama, drafter.config), own, prefixes, TokenLaw([])).chain()
+    expected = CorrectedBranches(
+        drafter, TargetModel(tiny_llama, drafter.config), own, prefixes, TokenDistribution([])
+    ).chain()
     if kind == "dflash" and not shift_label and ids is not None:
         assert model.drafter_config is None  # vLLM's own, which knows no t2d
         return

@@ -37,8 +37,8 @@ def naive_positions(drafter, target, batch, weight):
                 if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
                     correction = {"dspark": _markov, "dflash2": _selector}.get(config.projector_type, _domino)
                     corrected = base + correction(drafter, target, ids[row, anchor:position], z[first : k + 1])
-                law = weight @ hidden[-1][row, position - 1]
-                yield (row, anchor), k, base, corrected, law, int(ids[row, position])
+                distribution = weight @ hidden[-1][row, position - 1]
+                yield (row, anchor), k, base, corrected, distribution, int(ids[row, position])
 
 
 def _domino(drafter, target, tokens, z):

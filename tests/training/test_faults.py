@@ -1,4 +1,4 @@
-"""What is not finite, or no law at all, ends training with the ways out."""
+"""What is not finite, or no distribution at all, ends training with the ways out."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.static.fixed_caches import FixedCache, FlatQueries, compact, set_first
 from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
@@ -249,12 +249,17 @@ class StaticDraftSession(DraftSession):
     """Drafts from a context of fixed shape."""
 
     def __init__(
-        self, drafter: DominoDraftModel, target: TargetModel, law: TokenLaw, timer: PhaseTimer, workspace: Workspace
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        distribution: TokenDistribution,
+        timer: PhaseTimer,
+        workspace: Workspace,
     ):
-        super().__init__(drafter, target, law, timer)
+        super().__init__(drafter, target, distribution, timer)
         self._fixed = workspace.context
         self._workspace = workspace
-        ends = torch.tensor(sorted(law.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
+        ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
         self._ends = workspace.hold("ends", ends)
         self._table = None
         # [B, C, L * H], hidden states that the next drafted block puts into the context.

@@ -35,18 +35,18 @@ from transformers import LogitsProcessorList
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino._common.provenance import provenance
+from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.input_table import InputTable
-from hf_domino.decoding.lanes import DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.target.view import TargetModel
 
 HEAD_8B = {"hidden_size": 4096, "gru_hidden_dim": 1024, "emb_dim": 256, "vocab_size": 151_936, "block_size": 16}
 HEAD_TINY = {"hidden_size": 320, "gru_hidden_dim": 288, "emb_dim": 144, "vocab_size": 6_000, "block_size": 16}
 DEFAULT_POOL = DominoConfig.draft_pool_size
-GREEDY = TokenLaw(LogitsProcessorList())
+GREEDY = TokenDistribution(LogitsProcessorList())
 ACCEPTED = 4  # tokens from one recorded round to the next
 BEHIND = 12.0  # how far the base logits of a token's doubles lie below its own, at least
 
@@ -180,7 +180,7 @@ class Ours:
         """Proposals `[1, P]`."""
         drafter.config.draft_pool_size, head.base_logits = self.pool_size, block.base_logits
         prefixes = Prefixes.of(block.anchor[None])
-        return DominoLanes(drafter, head, block.draft_hidden, prefixes, GREEDY, table=self.table).chain()
+        return CorrectedBranches(drafter, head, block.draft_hidden, prefixes, GREEDY, table=self.table).chain()
 
 
 @torch.no_grad()

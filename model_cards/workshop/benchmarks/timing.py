@@ -47,7 +47,7 @@ class Sizes:
         vocab_size (`int`, *optional*, defaults to 151936): Vocabulary (V).
         pool_size (`int`, *optional*, defaults to 128): Candidates per position (M).
         num_draft_tokens (`int`, *optional*, defaults to 16): Proposals (P).
-        num_lanes (`int`, *optional*, defaults to 8): Lanes of a tree (L).
+        num_lanes (`int`, *optional*, defaults to 8): DraftBranches of a tree (L).
     """
 
     hidden_size: int = 4096

@@ -27,7 +27,7 @@ LAWS = {
     "drawn": {"do_sample": True, "temperature": 0.8, "top_k": 30},
     "drawn and penalised": {"do_sample": True, "repetition_penalty": 1.3},
 }
-STAGES = {"backbone", "grow", "verify", "judge", "take", "put"}
+STAGES = {"backbone", "grow", "verify", "accept", "take", "put"}
 
 
 @pytest.fixture(autouse=True)
@@ -45,15 +45,15 @@ def text_of(target, drafter=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("model_type", "law"),
+    ("model_type", "distribution"),
     [("qwen3", "greedy"), ("mistral", "drawn and penalised"), ("gemma3_text", "drawn"), ("gpt2", "penalised")],
 )
-def test_recorded_rounds_write_plain_text(model_type, law):
+def test_recorded_rounds_write_plain_text(model_type, distribution):
     target = build(model_type).double()
-    plain = text_of(target, **LAWS[law])
+    plain = text_of(target, **LAWS[distribution])
     drafter = build_drafter(target, draft_tree_size=MOST_NODES)
     with recorded_graphs() as made, tree_faults([plain], target.config.vocab_size, MOST_NODES):
-        assert text_of(target, drafter, **STATIC, **LAWS[law]) == plain
+        assert text_of(target, drafter, **STATIC, **LAWS[distribution]) == plain
         assert [recorded.names for recorded in made] == [STAGES]
     assert drafter.stats.chain is None
     most = drafter.config.num_draft_tokens
@@ -61,7 +61,7 @@ def test_recorded_rounds_write_plain_text(model_type, law):
 
 
 @pytest.mark.parametrize(
-    ("law", "options"),
+    ("distribution", "options"),
     [
         *zip(
             LAWS,
@@ -73,12 +73,12 @@ def test_recorded_rounds_write_plain_text(model_type, law):
         )
     ],
 )
-def test_trees_are_those_of_rounds_that_grow(tiny_qwen3, law, options):
+def test_trees_are_those_of_rounds_that_grow(tiny_qwen3, distribution, options):
     drafter = build_drafter(tiny_qwen3, draft_tree_size=MOST_NODES, draft_length="full", **options)
-    plain, rounds = text_of(tiny_qwen3, **LAWS[law]), []
+    plain, rounds = text_of(tiny_qwen3, **LAWS[distribution]), []
     for cache in ({}, STATIC):
         with recorded_graphs() if cache else contextlib.nullcontext():
-            assert text_of(tiny_qwen3, drafter, **cache, **LAWS[law]) == plain
+            assert text_of(tiny_qwen3, drafter, **cache, **LAWS[distribution]) == plain
         rounds.append(drafter.stats.rows)
     assert rounds[0] == rounds[1]
 
@@ -97,14 +97,16 @@ def test_a_call_has_its_own_numbers(tiny_qwen3, draft_tree_size):
     """A penalty is part of what is captured; lengths and tokens are not, and a graph reads those of its call."""
     drafter = build_drafter(tiny_qwen3, draft_tree_size=draft_tree_size, draft_length="full")
     end, texts, captured = text_of(tiny_qwen3)[PROMPT.shape[1] + 3], [], [0]
-    laws = [{"repetition_penalty": penalty, "eos_token_id": 63} for penalty in (1.1, 1.6)]
-    laws += [{"min_new_tokens": least, "eos_token_id": token} for least, token in ((9, end), (30, end), (2, end + 1))]
+    distributions = [{"repetition_penalty": penalty, "eos_token_id": 63} for penalty in (1.1, 1.6)]
+    distributions += [
+        {"min_new_tokens": least, "eos_token_id": token} for least, token in ((9, end), (30, end), (2, end + 1))
+    ]
     with recorded_graphs() as made:
-        for law in ({"max_new_tokens": 40} | law for law in laws):
-            texts.append(text_of(tiny_qwen3, **law))
+        for distribution in ({"max_new_tokens": 40} | distribution for distribution in distributions):
+            texts.append(text_of(tiny_qwen3, **distribution))
             with oracle(tiny_qwen3, PROMPT, 0.8, torch.tensor([texts[-1]])):
-                assert text_of(tiny_qwen3, drafter, **STATIC, **law) == texts[-1]
+                assert text_of(tiny_qwen3, drafter, **STATIC, **distribution) == texts[-1]
             captured.append(made[0].num_captured)
-    assert len({tuple(text) for text in texts}) == len(laws)
+    assert len({tuple(text) for text in texts}) == len(distributions)
     # The rollout and acceptance of each penalty; other lengths of a text have the graphs of the first.
     assert [now - before for before, now in pairwise(captured[1:])] == [2, 2, 0, 0]

@@ -1,4 +1,4 @@
-"""Lanes by kernels grow the trees that PyTorch grows, where a chain's proposals are chosen by kernels too."""
+"""DraftBranches by kernels grow the trees that PyTorch grows, where a chain's proposals are chosen by kernels too."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from builders import VOCAB_SIZE, build_drafter
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import domino_kernels
-from hf_domino.decoding import growing, lanes
+from hf_domino.decoding import branches, growing
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.target.view import TargetModel
 
 DEPTH, NUM_NODES = 4, 20
@@ -23,12 +23,12 @@ pytest.importorskip("triton")
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Names of the operations that lanes take, in order."""
+    """Names of the operations that branches take, in order."""
     names = []
     for name in ("advance_lanes", "correct_lanes"):
-        operation = getattr(lanes, name)
+        operation = getattr(branches, name)
         noting = lambda *inputs, name=name, operation=operation: names.append(name) or operation(*inputs)  # noqa: E731
-        monkeypatch.setattr(lanes, name, noting)
+        monkeypatch.setattr(branches, name, noting)
     return names
 
 
@@ -42,14 +42,14 @@ def grow(tiny, processors=(), is_drawn=False, is_fixed=True, drafted=None, **opt
     hidden = torch.randn(2, DEPTH, drafter.config.hidden_size, generator=generator)
     prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (2, 11), generator=generator), [11, 8], [0, 1])
     noise = torch.empty(2, DEPTH, VOCAB_SIZE).exponential_(generator=generator) if is_drawn else None
-    law, target = TokenLaw(LogitsProcessorList(processors)), TargetModel(tiny, drafter.config)
+    distribution, target = TokenDistribution(LogitsProcessorList(processors)), TargetModel(tiny, drafter.config)
     ends = torch.empty(0, dtype=torch.long) if is_fixed else None
-    behind = lanes.DominoLanes(drafter, target, hidden, prefixes, law, noise, is_tree=True)
+    behind = branches.CorrectedBranches(drafter, target, hidden, prefixes, distribution, noise, is_tree=True)
     return growing.grow(behind, NUM_NODES, ends=ends)
 
 
 @pytest.mark.parametrize(
-    ("law", "options", "is_fixed"),
+    ("distribution", "options", "is_fixed"),
     [
         ({}, {"pure_draft_prefix_len": 2}, True),
         ({"processors": WARPED, "is_drawn": True}, {}, False),
@@ -58,11 +58,11 @@ def grow(tiny, processors=(), is_drawn=False, is_fixed=True, drafted=None, **opt
     ],
     ids=["prefix", "drawn", "draft vocabulary", "small pool"],
 )
-def test_trees_are_equal(tiny_qwen3, launched, law, options, is_fixed):
-    expected = grow(tiny_qwen3, **law, **options, is_fixed=is_fixed)
+def test_trees_are_equal(tiny_qwen3, launched, distribution, options, is_fixed):
+    expected = grow(tiny_qwen3, **distribution, **options, is_fixed=is_fixed)
     assert not launched
     with domino_kernels.use_backend("triton"):
-        grown = grow(tiny_qwen3, **law, **options, is_fixed=is_fixed)
+        grown = grow(tiny_qwen3, **distribution, **options, is_fixed=is_fixed)
     assert grown.longest == DEPTH or not is_fixed
     corrected = grown.longest - options.get("pure_draft_prefix_len", 0)
     assert (launched.count("advance_lanes"), launched.count("correct_lanes")) == (grown.longest - 1, corrected)

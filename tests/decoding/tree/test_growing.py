@@ -11,15 +11,15 @@ from builders import EOS, build_drafter
 from rederived import Rederived
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
+from hf_domino.decoding.branches import SHARPNESS, CorrectedBranches
 from hf_domino.decoding.growing import grow
-from hf_domino.decoding.lanes import SHARPNESS, DominoLanes
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.target.view import TargetModel
 
 DEPTH, UNLIKELY = 3, -5.0
-PREFIXES, LAW = Prefixes.of(torch.tensor([[5, 9, 33]])), TokenLaw(LogitsProcessorList())
+PREFIXES, LAW = Prefixes.of(torch.tensor([[5, 9, 33]])), TokenDistribution(LogitsProcessorList())
 LAWS = {
     "greedy": [],
     "penalised": [RepetitionPenaltyLogitsProcessor(1.5)],
@@ -38,7 +38,7 @@ def paths_of(grown, row=0):
 
 
 @torch.no_grad()
-def chances_of_all(drafter, target, hidden, prefixes, law, noise):
+def chances_of_all(drafter, target, hidden, prefixes, distribution, noise):
     """Log-chance of every sequence of at most DEPTH tokens behind no unlikely one, by formulas, each on its own."""
     rederived, found, first = Rederived(drafter, target.model), {(): 0.0}, drafter.config.label_offset
     block = torch.nn.functional.pad(hidden, (0, 0, first, drafter.config.block_size - first - DEPTH))[0]
@@ -48,24 +48,27 @@ def chances_of_all(drafter, target, hidden, prefixes, law, noise):
             chosen = torch.tensor([*path, *[0] * (drafter.config.block_size - depth)])
             logits = rederived.correct(block, prefixes.last()[0, 0], chosen)[1][None, depth]
             continuation = torch.tensor([path], dtype=torch.long).view(1, -1)
-            scores = SHARPNESS * law.scores(prefixes, logits[:, None], partial(prefixes.along, continuation, 1))[0, 0]
+            scores = (
+                SHARPNESS
+                * distribution.scores(prefixes, logits[:, None], partial(prefixes.along, continuation, 1))[0, 0]
+            )
             chances = (scores if noise is None else scores - noise[0, depth].log()).log_softmax(dim=0)
             found |= {(*path, token): found[path] + float(chances[token]) for token in range(len(chances))}
     return {path: chance for path, chance in found.items() if path}
 
 
-def behind(drafter, model, prefixes, depth=DEPTH, law=LAW, noise=None, **options):
+def behind(drafter, model, prefixes, depth=DEPTH, distribution=LAW, noise=None, **options):
     """Trees behind these prefixes, and what else tells their nodes' chances."""
     target, generator = TargetModel(model, drafter.config), torch.Generator().manual_seed(3)
     hidden = torch.randn(len(prefixes.ids), depth, drafter.config.hidden_size, generator=generator)
     options = {"num_nodes": 20} | options
-    lanes = DominoLanes(drafter, target, hidden, prefixes, law, noise, is_tree=True)
-    return grow(lanes, **options), (
+    branches = CorrectedBranches(drafter, target, hidden, prefixes, distribution, noise, is_tree=True)
+    return grow(branches, **options), (
         drafter,
         target,
         hidden,
         prefixes,
-        law,
+        distribution,
         noise,
     )
 
@@ -73,10 +76,10 @@ def behind(drafter, model, prefixes, depth=DEPTH, law=LAW, noise=None, **options
 @torch.no_grad()
 @pytest.mark.parametrize("kind", sorted(LAWS))
 def test_the_nodes_are_the_likeliest_of_all(tiny_qwen3, kind):
-    law = TokenLaw(LogitsProcessorList(LAWS[kind]), KnownStops(frozenset({EOS})))
+    distribution = TokenDistribution(LogitsProcessorList(LAWS[kind]), KnownStops(frozenset({EOS})))
     noise = torch.empty(1, DEPTH, 64).exponential_() if "drawn" in kind else None
     drafter = build_drafter(tiny_qwen3, draft_pool_size=None)
-    grown, parts = behind(drafter, tiny_qwen3, PREFIXES, law=law, noise=noise, num_nodes=8)
+    grown, parts = behind(drafter, tiny_qwen3, PREFIXES, distribution=distribution, noise=noise, num_nodes=8)
     expected = chances_of_all(*parts)
     best = dict(sorted(expected.items(), key=lambda item: -item[1])[:8])
     assert min(best.values()) > UNLIKELY
@@ -89,12 +92,15 @@ def test_the_nodes_are_the_likeliest_of_all(tiny_qwen3, kind):
 @torch.no_grad()
 @pytest.mark.parametrize("kind", ["greedy", "penalised"])
 def test_rows_of_a_batch_grow_as_if_each_were_alone(tiny_qwen3, kind):
-    drafter, law = build_drafter(tiny_qwen3, draft_pool_size=12), TokenLaw(LogitsProcessorList(LAWS[kind]))
+    drafter, distribution = (
+        build_drafter(tiny_qwen3, draft_pool_size=12),
+        TokenDistribution(LogitsProcessorList(LAWS[kind])),
+    )
     prefixes = Prefixes(torch.randint(4, 30, (3, 40)), [40, 33, 28], [0, 1, 2])
-    together, (_, target, hidden, *_) = behind(drafter, tiny_qwen3, prefixes, law=law, num_nodes=9)
+    together, (_, target, hidden, *_) = behind(drafter, tiny_qwen3, prefixes, distribution=distribution, num_nodes=9)
     for row in range(3):
         own = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
-        alone = grow(DominoLanes(drafter, target, hidden[row : row + 1], own, law, is_tree=True), 9)
+        alone = grow(CorrectedBranches(drafter, target, hidden[row : row + 1], own, distribution, is_tree=True), 9)
         expected = paths_of(alone)
         found = {path: chance for path, chance in paths_of(together, row).items() if chance > 1e-6}
         assert found.keys() >= expected.keys()
@@ -109,7 +115,7 @@ def test_nothing_grows_below_the_least_chance_or_behind_an_end(tiny_qwen3):
     assert 0 < len(likely) < 20
     assert paths_of(priced).keys() == likely
     first = int(whole.tokens[0, 0])
-    ended, _ = grow(law=TokenLaw(LogitsProcessorList(), KnownStops(frozenset({first}))))
+    ended, _ = grow(distribution=TokenDistribution(LogitsProcessorList(), KnownStops(frozenset({first}))))
     assert (first,) in paths_of(ended)
     assert not any(first in path[:-1] for path in paths_of(ended))
 

@@ -15,8 +15,8 @@ PROMPTS = torch.tensor([[5, 9, 33, 20, 7, 41], [5, 9, 11, 20, 7, 12]])
 LAWS = {"greedy": {"do_sample": False}, "sampled": {"do_sample": True, "temperature": 1.3, "top_k": 0}}
 
 
-def call_of(law, **options):
-    return {"max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "pad_token_id": PAD} | LAWS[law] | options
+def call_of(distribution, **options):
+    return {"max_new_tokens": NEW_TOKENS, "eos_token_id": -1, "pad_token_id": PAD} | LAWS[distribution] | options
 
 
 def plain(target, call):
@@ -24,23 +24,23 @@ def plain(target, call):
     return target.generate(PROMPTS, **call)[:, PROMPTS.shape[1] :]
 
 
-@pytest.mark.parametrize("law", LAWS)
-def test_a_token_that_is_not_the_targets(tiny_qwen3, law):
+@pytest.mark.parametrize("distribution", LAWS)
+def test_a_token_that_is_not_the_targets(tiny_qwen3, distribution):
     """Its margin is what it lacks to be drawn, or to be the likeliest."""
-    call = call_of(law)
+    call = call_of(distribution)
     own = plain(tiny_qwen3, call)
     assert find_divergences(tiny_qwen3, {"input_ids": PROMPTS}, own, SEED, **call) == []
     tokens = own.clone()
     tokens[1, 7:] = (own[1, 7:] + 1) % 60
     (found,) = find_divergences(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call)
     assert (found["row"], found["position"]) == (1, 7)
-    text, luck = torch.cat((PROMPTS[1], own[1, :7]))[None], torch.zeros(64)
-    if law == "sampled":
+    text, favour = torch.cat((PROMPTS[1], own[1, :7]))[None], torch.zeros(64)
+    if distribution == "sampled":
         torch.manual_seed(SEED)
-        luck = [-torch.empty(2, 64).exponential_()[1].log() for _ in range(8)][-1]
+        favour = [-torch.empty(2, 64).exponential_()[1].log() for _ in range(8)][-1]
     with torch.no_grad():
         logits = tiny_qwen3(text).logits[0, -1]
-    scores = logits / call.get("temperature", 1.0) + luck
+    scores = logits / call.get("temperature", 1.0) + favour
     assert found["margin"] == pytest.approx(float(scores[own[1, 7]] - scores[tokens[1, 7]]), rel=1e-3)
     assert 0 < found["tie"] < found["margin"]
     assert found["tie"] == pytest.approx(4 * 2**-23 * float(logits.abs().max()), rel=1e-3)

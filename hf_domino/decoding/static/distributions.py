@@ -1,8 +1,8 @@
-"""Laws in stages: which can be part of one, the text they look at there, and how functions of a law are run.
+"""Laws in stages: which can be part of one, the text they look at there, and how functions of a distribution are run.
 
 A stage reads nothing back and has one shape, so a text of any length is one tensor: how many tokens there are, then as
-many ids as there is room for. A law that reads values back, or asks a caller, is no part of a stage: what uses it runs
-between them.
+many ids as there is room for. A distribution that reads values back, or asks a caller, is no part of a stage: what uses
+it runs between them.
 
 Shapes: S capacity.
 """
@@ -19,8 +19,8 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_unflatt
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors import CHECKS_LAW, PREFIX_FREE, Effect
-from hf_domino.decoding.sampling import TokenLaw
+from hf_domino.decoding.processors import CHECKS_DISTRIBUTION, PREFIX_FREE, Effect
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
@@ -36,11 +36,11 @@ register_pytree_node(
 )
 
 
-class FixedLaw(TokenLaw):
-    """A law as part of a workspace's stages.
+class FixedDistribution(TokenDistribution):
+    """A distribution as part of a workspace's stages.
 
     Args:
-        processors (`LogitsProcessorList`): As in [`TokenLaw`].
+        processors (`LogitsProcessorList`): As in [`TokenDistribution`].
         stops ([`KnownStops`]): Likewise.
         workspace ([`Workspace`]): Holds what its stages read.
     """
@@ -49,7 +49,7 @@ class FixedLaw(TokenLaw):
         super().__init__(processors, stops)
         self._workspace = workspace
         for index, effect in enumerate(self.effects):
-            effect.hold(partial(_hold, workspace, f"law {index} {type(effect.processor).__name__}"))
+            effect.hold(partial(_hold, workspace, f"distribution {index} {type(effect.processor).__name__}"))
 
     @property
     def key(self) -> Hashable | None:
@@ -58,14 +58,14 @@ class FixedLaw(TokenLaw):
         for step in self.steps:
             if isinstance(step, Effect):
                 parts.append(step.key)
-            elif type(step) in PREFIX_FREE and type(step) not in CHECKS_LAW:  # which reads a result back
+            elif type(step) in PREFIX_FREE and type(step) not in CHECKS_DISTRIBUTION:  # which reads a result back
                 parts.append((type(step), *sorted(vars(step).items())))
             else:
                 parts.append(None)
         return None if None in parts else tuple(parts)
 
     def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
-        """See [`TokenLaw`]. A law without a key is no stage."""
+        """See [`TokenDistribution`]. A distribution without a key is no stage."""
         if (key := self.key) is None:
             return function(self, prefixes, *inputs)
         # Tensors are copied to where a graph reads them, and it is captured for all other inputs. What it returns is
@@ -83,7 +83,7 @@ class FixedLaw(TokenLaw):
         return replace(found) if isinstance(found, Tree) else found  # a tree keeps what it has worked out
 
     def text(self, prefixes: Prefixes) -> torch.Tensor:
-        """Tokens of each row that the law reads: the last `[B, 1]`, or how many there are and all, `[B, 1 + S]`."""
+        """Tokens of each row that are read: the last `[B, 1]`, or how many there are and all of them, `[B, 1 + S]`."""
         if not self.needs_prefix:
             return prefixes.last()
         length = prefixes.longest

@@ -18,7 +18,7 @@ from parity import (
 
 from domino_kernels import correct_and_choose, gru_step
 
-# B, L, S, G and B, L, M, V, R: one lane, few sizes that fit the tiles, more lanes than a program takes.
+# B, L, S, G and B, L, M, V, R: one branch, few sizes that fit the tiles, more branches than a program takes.
 ADVANCES = [(3, 1, 1, 21), (1, 8, 8, 150), (3, 5, 7, 16), (2, 40, 3, 1), (3, 8, 2, 33)]
 CORRECTIONS = [(3, 1, 1, 50, 17), (1, 8, 70, 333, 48), (3, 5, 33, 64, 5), (2, 70, 7, 9, 1), (2, 8, 64, 100, 200)]
 DTYPES = list(STATE_TOLERANCE)
@@ -73,9 +73,9 @@ def test_inputs_may_be_slices(device):
 def test_the_best_child_of_a_lane_is_what_a_chain_chooses(device):
     base, block_part, state_part, up_weight, ids = make_corrections((3, 5, 40, 333, 17), torch.float32, device)
     for scores in correct_both(base, block_part, state_part, up_weight, ids):
-        for lane in range(5):
-            chosen = correct_and_choose(base, block_part + state_part[:, lane], up_weight, ids)
-            assert torch.equal(ids.gather(1, scores[:, lane].argmax(dim=1, keepdim=True))[:, 0], chosen)
+        for branch in range(5):
+            chosen = correct_and_choose(base, block_part + state_part[:, branch], up_weight, ids)
+            assert torch.equal(ids.gather(1, scores[:, branch].argmax(dim=1, keepdim=True))[:, 0], chosen)
 
 
 def test_forbidden_candidates_stay_forbidden(device):

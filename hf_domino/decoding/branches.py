@@ -1,11 +1,11 @@
-"""Lanes: paths that are drafted side by side, depth by depth; a chain is drafted in one.
+"""DraftBranches: paths that are drafted side by side, depth by depth; a chain is drafted in one.
 
-A drafter's correction head adds W2 activate(part, state) to the base logits of a depth, where the state of a lane has
-read the anchor and the lane's tokens; the block is never run again. Or drafts read each other, and the drafter makes
-logits of each lane. Either way tokens are chosen among the likeliest candidates of a depth where the draft law allows
-it, else among all that are drafted.
+A drafter's correction head adds W2 activate(part, state) to the base logits of a depth, where the state of a branch has
+read the anchor and the branch's tokens; the block is never run again. Or drafts read each other, and the drafter makes
+logits of each branch. Either way tokens are chosen among the likeliest candidates of a depth where the draft
+distribution allows it, else among all that are drafted.
 
-Shapes: B rows, L lanes of each, M candidates of a depth, C depths, G width of the prefix state, R low rank, H hidden
+Shapes: B rows, L branches of each, M candidates of a depth, C depths, G width of the prefix state, R low rank, H hidden
 size, V tokens of the target, D of the draft vocabulary, which is V without one.
 """
 
@@ -21,19 +21,19 @@ from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, run
 from hf_domino.decoding.candidates import CandidatePool, fits_pool
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.sampling import TokenLaw, choose
+from hf_domino.decoding.sampling import TokenDistribution, choose
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.interface import Branches
 from hf_domino.target.view import TargetModel
 
-# Scores of each lane's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
+# Scores of each branch's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
 Candidates = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
-SHARPNESS = 1.2  # alpha, the scale of the draft law's scores: a target is a little surer than its drafter
+SHARPNESS = 1.2  # alpha, the scale of the draft distribution's scores: a target is a little surer than its drafter
 EXACT_POOL_SIZE = 128  # candidates of a tree's depth where chains are chosen from the whole vocabulary
 FORESEEN = 2  # likeliest tokens of every depth whose input products are computed together
 
 
-class Lanes(ABC):
+class DraftBranches(ABC):
     """Paths behind the anchors, at first one of no tokens for each row.
 
     Args:
@@ -41,11 +41,12 @@ class Lanes(ABC):
         target ([`TargetModel`]): Gives embeddings and lm_head.
         hidden (`torch.Tensor`): What the drafter gave behind the anchors, `[B, C, ...]` or of fewer or more depths.
         prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
-        law ([`TokenLaw`]): What drafts are chosen from; where trees are grown it passes [`fits_pool`].
+        distribution ([`TokenDistribution`]): What drafts are chosen from. Where trees are grown, it passes
+            [`fits_pool`].
         noise (`torch.Tensor`, *optional*): They are drawn with it: standard exponential, `[B, C, V]` or of more
             positions. Without it they are the likeliest tokens.
         num_depths (`int`, *optional*): How deep to go (C); defaults to what there are draft hidden states for.
-        is_tree (`bool`, *optional*, defaults to `False`): Whether lanes branch.
+        is_tree (`bool`, *optional*, defaults to `False`): Whether branches branch.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Lanes(ABC):
         target: TargetModel,
         hidden: torch.Tensor,
         prefixes: Prefixes,
-        law: TokenLaw,
+        distribution: TokenDistribution,
         noise: torch.Tensor | None = None,
         num_depths: int | None = None,
         is_tree: bool = False,
@@ -64,28 +65,28 @@ class Lanes(ABC):
         self._target = target
         self._hidden = hidden[:, : self.num_depths]
         self.prefixes = prefixes
-        self.law = law.over(drafter.vocabulary)
+        self.distribution = distribution.over(drafter.vocabulary)
         self._is_tree = is_tree
         self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
         self._noise = noise
 
     @abstractmethod
     def candidates(self, depth: int) -> Candidates:
-        """What may come next on each lane."""
+        """What may come next on each branch."""
 
-    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
-        """Go on with lanes behind these `[B, L']`, each by a token `[B, L']`; without these behind the only one."""
-        texts = self.texts if lanes is None else _taken(self.texts, lanes)
+    def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
+        """Go on with branches behind these `[B, L']`, each by a token `[B, L']`; without these behind the only one."""
+        texts = self.texts if branches is None else _taken(self.texts, branches)
         self.texts = torch.cat((texts, tokens[..., None]), dim=2)
 
     def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Chances `[B, L, M]` that candidates win under their noise, none where all are forbidden; and their ids."""
         scores, noise, token_ids = self.candidates(depth)
-        raced = SHARPNESS * scores
-        return (raced if noise is None else raced - noise.log()).softmax(dim=-1).nan_to_num(0.0), token_ids
+        sampled = SHARPNESS * scores
+        return (sampled if noise is None else sampled - noise.log()).softmax(dim=-1).nan_to_num(0.0), token_ids
 
     def chain(self) -> torch.Tensor:
-        """Choose one token behind the other, in one lane: ids `[B, C]`."""
+        """Choose one token behind the other, in one branch: ids `[B, C]`."""
         tokens = list[torch.Tensor]()
         for depth in range(self.num_depths):
             if tokens:
@@ -94,7 +95,7 @@ class Lanes(ABC):
         return torch.cat(tokens, dim=1)
 
     def _next(self, depth: int) -> torch.Tensor:
-        """The token `[B, 1]` of the only lane at a depth."""
+        """The token `[B, 1]` of the only branch at a depth."""
         return self._chosen(*self.candidates(depth))
 
     def _chosen(self, scores: torch.Tensor, noise: torch.Tensor | None, token_ids: torch.Tensor) -> torch.Tensor:
@@ -102,15 +103,15 @@ class Lanes(ABC):
         return token_ids.gather(2, choose(scores, noise)[..., None])[..., 0]
 
     def _seen(self) -> Prefixes:
-        """The text of each lane so far."""
-        return self.prefixes.lanes(self.texts.shape[1]).along(self.texts.flatten(0, 1), 1)
+        """The text of each branch so far."""
+        return self.prefixes.branches(self.texts.shape[1]).along(self.texts.flatten(0, 1), 1)
 
 
-class DominoLanes(Lanes):
-    """Scores of lanes by the backbone's base logits and the correction head, if there is one.
+class CorrectedBranches(DraftBranches):
+    """Scores of branches by the backbone's base logits and the correction head, if there is one.
 
     Args:
-        arguments: Those of [`Lanes`], with draft hidden states `[B, C, H]` of the positions that predict.
+        arguments: Those of [`DraftBranches`], with draft hidden states `[B, C, H]` of the positions that predict.
         table ([`InputTable`], *optional*): Input products to use and to add to.
         options: Likewise.
     """
@@ -124,18 +125,20 @@ class DominoLanes(Lanes):
         self._pool: CandidatePool | None = None
         logits = self._drafter.logits(self._target, self._hidden.to(self.prefixes.ids.device))
         logits = logits if self._head is None else self._head.narrow(logits)
-        self._logits, self.law = self.law.settled(self.prefixes, logits)  # [B, C, D], of a pool [B, C, M]
-        self._is_fused = fits_kernels(self._drafter, self.law, self._logits, self._noise)
+        self._logits, self.distribution = self.distribution.settled(
+            self.prefixes, logits
+        )  # [B, C, D], of a pool [B, C, M]
+        self._is_fused = fits_kernels(self._drafter, self.distribution, self._logits, self._noise)
 
     def chain(self) -> torch.Tensor:
-        """See [`Lanes`]. Where positions do not depend on each other, no lane is needed."""
-        if self._head is None and not self.law.needs_prefix:
-            scores = self.law.scores(self.prefixes, self._logits)
+        """See [`DraftBranches`]. Where positions do not depend on each other, no branch is needed."""
+        if self._head is None and not self.distribution.needs_prefix:
+            scores = self.distribution.scores(self.prefixes, self._logits)
             return self._chosen(scores, self._noise, self._all_ids.expand_as(scores))
         return super().chain()
 
     def _next(self, depth: int) -> torch.Tensor:
-        """See [`Lanes`]. Kernels correct and choose at once."""
+        """See [`DraftBranches`]. Kernels correct and choose at once."""
         head = self._head
         if head is None or not self._is_fused or depth < self._drafter.config.pure_draft_prefix_len:
             return super()._next(depth)
@@ -150,12 +153,12 @@ class DominoLanes(Lanes):
             head.up.weight,
             None if pool is None else pool.columns[:, depth],
             noise=noise,
-            temperature=None if noise is None else self.law.temperature,
+            temperature=None if noise is None else self.distribution.temperature,
         )
-        return self.law.vocabulary.ids(column)[:, None]
+        return self.distribution.vocabulary.ids(column)[:, None]
 
     def candidates(self, depth: int) -> Candidates:
-        """See [`Lanes`]."""
+        """See [`DraftBranches`]."""
         if not depth:
             self._begin()
         logits = self._corrected(depth)
@@ -163,28 +166,28 @@ class DominoLanes(Lanes):
         noise = None if self._noise is None else self._noise[:, depth, None]
         if pool is None:
             token_ids = self._all_ids.expand(len(logits), 1, -1)
-            return self.law.scores(self.prefixes, logits, self._seen), noise, token_ids
+            return self.distribution.scores(self.prefixes, logits, self._seen), noise, token_ids
         if noise is None:
             noise = None
         else:
             noise = noise.gather(2, pool.columns[:, depth, None])
         scores = logits.float()
-        if self.law.steps:
+        if self.distribution.steps:
             scores = pool.scores(logits.flatten(0, 1), self.texts.flatten(0, 1)).view(logits.shape)
         return scores, noise, pool.token_ids[:, depth, None]
 
     @property
     def _all_ids(self) -> torch.Tensor:
         """The ids `[D]` of all tokens that are drafted."""
-        return self.law.vocabulary.ids(torch.arange(self._logits.shape[2], device=self._logits.device))
+        return self.distribution.vocabulary.ids(torch.arange(self._logits.shape[2], device=self._logits.device))
 
     def _begin(self) -> None:
         """Choose the candidates of each depth, and let the head read the anchors."""
-        size = pool_size(self._drafter, self.law, self._is_tree)
+        size = pool_size(self._drafter, self.distribution, self._is_tree)
         head = self._head
         table = self._table
         if size is not None and size < self._logits.shape[2]:
-            self._pool = CandidatePool(self._logits, size, self.law, self.prefixes, self._noise)
+            self._pool = CandidatePool(self._logits, size, self.distribution, self.prefixes, self._noise)
             self._logits = self._pool.logits
         if head is not None:
             self._parts = head.project_hidden(self._hidden)  # [B, C, ...], once
@@ -196,7 +199,7 @@ class DominoLanes(Lanes):
             self._states = self._read(self.prefixes.last(), start)  # [B, L, G]
 
     def _corrected(self, depth: int) -> torch.Tensor:
-        """Logits `[B, L, M]` of the candidates behind each lane."""
+        """Logits `[B, L, M]` of the candidates behind each branch."""
         logits = self._logits[:, depth, None]
         head = self._head
         if head is not None and depth >= self._drafter.config.pure_draft_prefix_len:
@@ -209,26 +212,26 @@ class DominoLanes(Lanes):
                 activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
                 rows = None if self._rows is None else self._rows[:, depth]
                 logits = logits + head.expand(activated, rows).to(logits)
-        num_lanes = self.texts.shape[1]
-        if num_lanes == 1:
+        num_branches = self.texts.shape[1]
+        if num_branches == 1:
             return logits
-        return logits.expand(-1, num_lanes, -1)
+        return logits.expand(-1, num_branches, -1)
 
-    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
-        """See [`Lanes`]."""
-        super().advance(tokens, lanes)
+    def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
+        """See [`DraftBranches`]."""
+        super().advance(tokens, branches)
         if self._head is None:
             return
-        lanes = None if lanes is None else lanes.to(self._states.device)
-        if self._is_fused and lanes is not None:
+        branches = None if branches is None else branches.to(self._states.device)
+        if self._is_fused and branches is not None:
             gru = self._head.gru
             products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
-            self._states = advance_lanes(products, self._states, lanes, gru.weight_hh_l0)
+            self._states = advance_lanes(products, self._states, branches, gru.weight_hh_l0)
         else:
-            self._states = self._read(tokens, self._states if lanes is None else _taken(self._states, lanes))
+            self._states = self._read(tokens, self._states if branches is None else _taken(self._states, branches))
 
     def _read(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Read the tokens `[B, L]` that the texts of lanes end with, behind states before these `[B, L, G]`."""
+        """Read the tokens `[B, L]` that the texts of branches end with, behind states before these `[B, L, G]`."""
         assert self._head is not None
         token_ids = tokens.flatten()
         before = states.flatten(0, 1)
@@ -238,12 +241,12 @@ class DominoLanes(Lanes):
         return self._head.step(self._target, token_ids, before, part).view(*states.shape)
 
 
-class SteppingLanes(Lanes):
-    """Scores of lanes that each have a law of their own, which has read what they drafted.
+class SteppingBranches(DraftBranches):
+    """Scores of branches that each have a distribution of their own, which has read what they drafted.
 
     Args:
         branches (`Callable`): Gives draft hidden states behind what is chosen, as the method's `branches` says.
-        arguments: Those of [`Lanes`], with draft hidden states `[B, 1, H]` behind the anchors.
+        arguments: Those of [`DraftBranches`], with draft hidden states `[B, 1, H]` behind the anchors.
         options: Likewise.
     """
 
@@ -251,52 +254,59 @@ class SteppingLanes(Lanes):
         super().__init__(*arguments, **options)
         self._branches = branches
 
-    def advance(self, tokens: torch.Tensor, lanes: torch.Tensor | None = None) -> None:
-        """See [`Lanes`]."""
-        super().advance(tokens, lanes)
-        self._hidden = self._branches(torch.zeros_like(tokens) if lanes is None else lanes, tokens)
+    def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
+        """See [`DraftBranches`]."""
+        super().advance(tokens, branches)
+        self._hidden = self._branches(torch.zeros_like(tokens) if branches is None else branches, tokens)
 
     def candidates(self, depth: int) -> Candidates:
-        """See [`Lanes`]. Each lane is a row of its own, of one depth."""
+        """See [`DraftBranches`]. Each branch is a row of its own, of one depth."""
         shape = (*self.texts.shape[:2], -1)
         noise = None
         if self._noise is not None:
             noise = self._noise[:, depth, None].expand(-1, shape[1], -1).flatten(0, 1)[:, None]
         hidden = self._hidden.flatten(0, 1)[:, None]
-        alone = DominoLanes(self._drafter, self._target, hidden, self._seen(), self.law, noise, is_tree=self._is_tree)
+        alone = CorrectedBranches(
+            self._drafter, self._target, hidden, self._seen(), self.distribution, noise, is_tree=self._is_tree
+        )
         scores, noise, token_ids = alone.candidates(0)
         return scores.view(shape), None if noise is None else noise.view(shape), token_ids.view(shape)
 
 
-def _taken(values: torch.Tensor, lanes: torch.Tensor) -> torch.Tensor:
-    """Of values `[B, L, ...]` those of some lanes `[B, L']`."""
-    return values.gather(1, lanes[..., None].expand(-1, -1, values.shape[2]))
+def _taken(values: torch.Tensor, branches: torch.Tensor) -> torch.Tensor:
+    """Of values `[B, L, ...]` those of some branches `[B, L']`."""
+    return values.gather(1, branches[..., None].expand(-1, -1, values.shape[2]))
 
 
 def fits_kernels(
-    drafter: DominoDraftModel, law: TokenLaw, base_logits: torch.Tensor, noise: torch.Tensor | None = None
+    drafter: DominoDraftModel,
+    distribution: TokenDistribution,
+    base_logits: torch.Tensor,
+    noise: torch.Tensor | None = None,
 ) -> bool:
     """Whether kernels correct: nothing but the correction, a temperature and noise decides on the proposals.
 
     Args:
         drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
-        law ([`TokenLaw`]): What drafts are chosen from.
+        distribution ([`TokenDistribution`]): What drafts are chosen from.
         base_logits (`torch.Tensor`): `[B, P, D]`.
         noise (`torch.Tensor`, *optional*): What they are drawn with.
     """
     # Of steps, as torch 2.9 compiles no `not` of a list of processors.
-    is_plain = not law.steps or (noise is not None and all(type(p) is TemperatureLogitsWarper for p in law.processors))
+    is_plain = not distribution.steps or (
+        noise is not None and all(type(p) is TemperatureLogitsWarper for p in distribution.processors)
+    )
     head = drafter.head
     return is_plain and head is not None and runs_triton(base_logits) and head.fits_kernels(base_logits.device)
 
 
-def pool_size(drafter: DominoDraftModel, law: TokenLaw, is_tree: bool) -> int | None:
-    """Candidates of each depth; None for all tokens, where the draft law or the configuration wants it.
+def pool_size(drafter: DominoDraftModel, distribution: TokenDistribution, is_tree: bool) -> int | None:
+    """Candidates of each depth; None for all tokens, where the draft distribution or the configuration wants it.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
-        law ([`TokenLaw`]): What drafts are chosen from.
-        is_tree (`bool`): Whether lanes branch, for which all tokens would be too many.
+        distribution ([`TokenDistribution`]): What drafts are chosen from.
+        is_tree (`bool`): Whether branches branch, for which all tokens would be too many.
     """
     size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
-    return size if fits_pool(law) else None
+    return size if fits_pool(distribution) else None

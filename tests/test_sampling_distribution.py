@@ -1,4 +1,4 @@
-"""Sampling through `generate` follows the target's law, whatever the drafter proposes (chi-square, tiny vocabulary)."""
+"""Sampling through `generate` follows the target's distribution, whatever the drafter proposes: chi-square."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def exact_law(target, top_k, temperature):
     return torch.einsum("a,ab,abc->bc", first, second, third).flatten()
 
 
-def p_value(counts, law):
+def p_value(counts, distribution):
     """Chi-square p-value; cells expected fewer than five times are pooled, impossible ones must be empty."""
-    assert counts[law == 0].sum() == 0
-    expected = law * counts.sum()
+    assert counts[distribution == 0].sum() == 0
+    expected = distribution * counts.sum()
     rare = expected < 5
     observed = [*counts[~rare].tolist(), counts[rare].sum().item()]
     wanted = [*expected[~rare].tolist(), expected[rare].sum().item()]

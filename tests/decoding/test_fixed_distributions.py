@@ -12,7 +12,7 @@ from test_processors import KINDS, V, numbers
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.static.laws import FixedLaw
+from hf_domino.decoding.static.distributions import FixedDistribution
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 
@@ -24,7 +24,7 @@ PARENTS, PATHS = (0, 0, 1, 1, 3, 2), ((), (0,), (1,), (0, 2), (0, 3), (0, 2, 4),
 
 
 class Space:
-    """Of a workspace, what a law asks for."""
+    """Of a workspace, what a distribution asks for."""
 
     capacity, device = CAPACITY, torch.device("cpu")
 
@@ -44,7 +44,7 @@ def texts_of(ids, tokens, is_chain):
 def needs(processors):
     """What a recording is made for: the key, and shapes of what is held."""
     space = Space()
-    key = FixedLaw(LogitsProcessorList(processors), KnownStops(), space).key
+    key = FixedDistribution(LogitsProcessorList(processors), KnownStops(), space).key
     return key, {name: tensor.shape for name, tensor in space.held.items()}
 
 
@@ -69,7 +69,7 @@ def test_a_recording_plays_other_texts_and_numbers(kind, is_chain):
         for processors in two_of(kinds, draw):
             ids, tokens = torch.randint(V, (1, draw.randint(1, 12))), torch.randint(V, (1, len(PARENTS)))
             logits = (3 * torch.randn(1, len(PARENTS) + 1, V)).to(draw.choice([torch.float32, torch.bfloat16])).float()
-            fixed = FixedLaw(processors, KnownStops(), space)
+            fixed = FixedDistribution(processors, KnownStops(), space)
             inputs = (logits, fixed.text(Prefixes.of(ids)), tokens)
             if recording is None:
                 buffers = tuple(tensor.clone() for tensor in inputs)

@@ -39,7 +39,7 @@ class Text:
 
     Example:
     ```python
-    >>> from hf_domino.decoding.copies import Text
+    >>> from hf_domino.decoding.prompt_lookup import Text
     >>> text = Text()
     >>> text.extend([7, 8, 9, 5, 8, 9, 6, 7, 8, 9])
     >>> text.longest_match()  # 7 8 9, which ended before token 3

@@ -227,7 +227,7 @@ def test_missing_private_name(uninstalled, monkeypatch):
 
 def test_auto_classes(tiny_drafter, tmp_path):
     tiny_drafter.save_pretrained(tmp_path)
-    assert type(AutoConfig.from_pretrained(tmp_path)) is DominoConfig
+    assert isinstance(AutoConfig.from_pretrained(tmp_path), DominoConfig)
     loaded = AutoModel.from_pretrained(tmp_path)
     assert isinstance(loaded, DominoDraftModel)
     assert all(torch.equal(tensor, loaded.state_dict()[name]) for name, tensor in tiny_drafter.state_dict().items())
@@ -298,7 +298,7 @@ def test_import_orders(saved_pair, order):
     lines = [f"TARGET, DRAFTER = {str(target)!r}, {str(drafter)!r}", *ORDERS[order], ASK]
     done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split()[0] == "DominoDraftModel"
+    assert done.stdout.split()[0] == "DominoMethodModel"
 
 
 @pytest.mark.parametrize("value", ["1", "0"])
@@ -306,7 +306,7 @@ def test_no_patch_on_request(uninstalled, monkeypatch, value):
     monkeypatch.setenv("HF_DOMINO_NO_PATCH", value)
     importlib.reload(hf_domino)
     assert hf_domino.is_installed() == hasattr(GenerationMixin._assisted_decoding, "__wrapped__") == (value == "0")
-    assert type(AutoConfig.for_model("domino")) is hf_domino.DominoConfig
+    assert isinstance(AutoConfig.for_model("domino"), hf_domino.DominoConfig)
 
 
 # --- what is passed as assistant_model --------------------------------------------------------------------------

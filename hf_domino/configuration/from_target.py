@@ -143,7 +143,11 @@ def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
     if not isinstance(rope, dict) or rope.get("rope_type", "default") not in ROPE_TYPES:
         rope = {"rope_theta": rope.get("rope_theta") if isinstance(rope, dict) else None}
     others = ("partial_rotary_factor", *ROTARY)
-    kept = {key: value for key, value in rope.items() if key not in others and value is not None}
+    # Some targets nest the rotary embedding of another kind of layer in that of the first.
+    is_kept = {
+        key: key not in others and value is not None and not isinstance(value, dict) for key, value in rope.items()
+    }
+    kept = {key: value for key, value in rope.items() if is_kept[key]}
     return {"rope_type": "default", "rope_theta": DEFAULT_ROPE_THETA} | kept
 
 

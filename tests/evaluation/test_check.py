@@ -345,7 +345,7 @@ def test_more_prompts_are_asked_until_the_verdict_is_certain(tiny_qwen3, tiny_dr
     asked = [[5 + index, 6] for index in range(11)]
     for doubts, expected in (([], 4), (["?"], 11)):
         found = functools.partial(verdict.CheckResult, causes=[], doubts=doubts)
-        monkeypatch.setattr(check, "accept", lambda modes, variants, *_, found=found: found(modes, variants))
+        monkeypatch.setattr(check, "judge", lambda modes, variants, *_, found=found: found(modes, variants))
         result = check_fit(tiny_drafter, tiny_qwen3, prompts=asked, max_new_tokens=8)
         assert {len(row.texts) for row in (*result.modes, *result.variants)} == {expected}
 

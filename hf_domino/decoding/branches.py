@@ -60,7 +60,10 @@ class DraftBranches(ABC):
         num_depths: int | None = None,
         is_tree: bool = False,
     ):
-        self.num_depths = hidden.shape[1] if num_depths is None else num_depths
+        if num_depths is None:
+            self.num_depths = hidden.shape[1]
+        else:
+            self.num_depths = num_depths
         self._drafter = drafter
         self._target = target
         self._hidden = hidden[:, : self.num_depths]
@@ -76,7 +79,10 @@ class DraftBranches(ABC):
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
         """Go on with branches behind these `[B, L']`, each by a token `[B, L']`; without these behind the only one."""
-        texts = self.texts if branches is None else _taken(self.texts, branches)
+        if branches is None:
+            texts = self.texts
+        else:
+            texts = _taken(self.texts, branches)
         self.texts = torch.cat((texts, tokens[..., None]), dim=2)
 
     def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -124,7 +130,8 @@ class CorrectedBranches(DraftBranches):
             self._noise = self._drafter.vocabulary.gather(self._noise[:, : self.num_depths])  # [B, C, D]
         self._pool: CandidatePool | None = None
         logits = self._drafter.logits(self._target, self._hidden.to(self.prefixes.ids.device))
-        logits = logits if self._head is None else self._head.narrow(logits)
+        if self._head is not None:
+            logits = self._head.narrow(logits)
         self._logits, self.distribution = self.distribution.settled(
             self.prefixes, logits
         )  # [B, C, D], of a pool [B, C, M]
@@ -146,7 +153,10 @@ class CorrectedBranches(DraftBranches):
             self._begin()
         low_rank = self._parts[:, depth] + head.project_state(self._states[:, 0])
         pool = self._pool
-        noise = None if self._noise is None else self._noise[:, depth]
+        if self._noise is None:
+            noise = None
+        else:
+            noise = self._noise[:, depth]
         column = correct_and_choose(
             self._logits[:, depth],
             low_rank,
@@ -163,7 +173,10 @@ class CorrectedBranches(DraftBranches):
             self._begin()
         logits = self._corrected(depth)
         pool = self._pool
-        noise = None if self._noise is None else self._noise[:, depth, None]
+        if self._noise is None:
+            noise = None
+        else:
+            noise = self._noise[:, depth, None]
         if pool is None:
             token_ids = self._all_ids.expand(len(logits), 1, -1)
             return self.distribution.scores(self.prefixes, logits, self._seen), noise, token_ids
@@ -210,7 +223,10 @@ class CorrectedBranches(DraftBranches):
                 logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
             else:
                 activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
-                rows = None if self._rows is None else self._rows[:, depth]
+                if self._rows is None:
+                    rows = None
+                else:
+                    rows = self._rows[:, depth]
                 logits = logits + head.expand(activated, rows).to(logits)
         num_branches = self.texts.shape[1]
         if num_branches == 1:
@@ -222,7 +238,10 @@ class CorrectedBranches(DraftBranches):
         super().advance(tokens, branches)
         if self._head is None:
             return
-        branches = None if branches is None else branches.to(self._states.device)
+        if branches is None:
+            branches = None
+        else:
+            branches = branches.to(self._states.device)
         if self._is_fused and branches is not None:
             gru = self._head.gru
             products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]

@@ -260,7 +260,10 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.lookup.read = lambda row, start: input_ids[row, start:].tolist()
         self._prefixes = Prefixes.of(input_ids)
         limit = self.target.position_limit
-        positions_left = None if limit is None else limit - input_ids.shape[1]
+        if limit is None:
+            positions_left = None
+        else:
+            positions_left = limit - input_ids.shape[1]
         self._plan = self.plan(self._prefixes, positions_left)
         if self._do_sample:
             noise = self._upcoming_noise(self._plan, model_outputs.logits)

@@ -52,7 +52,10 @@ class DraftSession:
             gru = drafter.head.gru
         else:
             gru = None
-        self._table = None if gru is None else InputTable(gru, target)
+        if gru is None:
+            self._table = None
+        else:
+            self._table = InputTable(gru, target)
         self._device = drafter.device  # the drafter looks it up among its parameters
         self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
         self._positions: list[torch.Tensor] = []  # [B, C] each, absolute

@@ -165,7 +165,10 @@ class _Generation:
         timer = self.generator.timer
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
-        self.stats.phases = timer.seconds() if timer.enabled else None
+        if timer.enabled:
+            self.stats.phases = timer.seconds()
+        else:
+            self.stats.phases = None
         record_stats(self.generator.assistant_model, self.stats)
 
     def prefill(self, input_ids: torch.Tensor, config: GenerationConfig) -> None:
@@ -180,7 +183,10 @@ class _Generation:
         if config.do_sample:
             most = self.distribution.stops.max_length
             start = input_ids.shape[1]
-            num_steps = None if most is None else max(most - start, 1)
+            if most is None:
+                num_steps = None
+            else:
+                num_steps = max(most - start, 1)
             self.steps = StepNoise(len(input_ids), logits.shape[2], input_ids.device, num_steps)
         tokens = take(scores, self._noise(0))
         self.committed.commit(self.rows, tokens, [1] * len(self.rows), logits, scores)
@@ -260,7 +266,10 @@ class _Generation:
             if position is None or not self.committed.unfinished:
                 break
             path.append(position)
-        places = None if proposals.parents is None else torch.tensor([path])
+        if proposals.parents is None:
+            places = None
+        else:
+            places = torch.tensor([path])
         count = [len(path)]
         return self._counted(Outcome(plan, self.rows, proposals.num_nodes, count, count, places))
 

@@ -153,7 +153,10 @@ class StepNoise:
     ):
         self._shape = (batch_size, vocab_size)
         self._device = device
-        self._num_steps = sys.maxsize if num_steps is None else num_steps
+        if num_steps is None:
+            self._num_steps = sys.maxsize
+        else:
+            self._num_steps = num_steps
         self._behind = torch.ones(vocab_size, dtype=torch.float32, device=device)
         self._call = CallGenerator(device)
         self._again = torch.Generator(device)

@@ -74,11 +74,11 @@ class CommittedSequences:
         if self._pads_finished:
             return [row for row, stop in enumerate(self._stops) if stop is None]
         stops = [stop for stop in self._stops if stop is not None]
-        if self._known.max_length is None:
-            limit = float("inf")
-        else:
-            limit = self._known.max_length
-        longest = max(stops) if len(stops) == len(self._stops) else limit
+        longest = float("inf")
+        if len(stops) == len(self._stops):
+            longest = max(stops)
+        elif self._known.max_length is not None:
+            longest = self._known.max_length
         return [row for row, length in enumerate(self._lengths) if length < longest]
 
     @property

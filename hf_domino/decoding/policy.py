@@ -154,7 +154,10 @@ class Policy:
             self._is_first = False
             known.num_drafted = known.num_drafted + 1
             # Rounds that were to pay make no debts: these are of trials.
-            least = min(known.credit, 0.0) if is_trusted else -math.inf
+            if is_trusted:
+                least = min(known.credit, 0.0)
+            else:
+                least = -math.inf
             known.credit = min(max(known.credit + outcome.tokens - cost, least), known.most_credit)
 
     def _wants_step(self, known: _Known, favourite: Arm) -> bool:

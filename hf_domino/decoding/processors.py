@@ -25,7 +25,6 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.scores import Scores
 
 Holder = Callable[[str, torch.Tensor], torch.Tensor]  # copies a named tensor to where graphs find it
-MOST_REMEMBERED = 128  # texts that a caller's function was asked about: those of a round and its drafts
 GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
 # Look at the scores only: all positions of a block go through at once as they are.
 PREFIX_FREE = (
@@ -64,7 +63,10 @@ class Effect:
         self.processor = processor
         self._act = act
         self.may_lift = may_lift
-        self.key = None if key is None else (type(processor), key)
+        if key is None:
+            self.key = None
+        else:
+            self.key = (type(processor), key)
 
     def hold(self, hold: Holder) -> None:
         """Keep its tensors where graphs find them: `hold` gives what takes the place of a tensor, by a name for it."""
@@ -172,7 +174,10 @@ def _seen_penalty(processor: Any) -> Effect:
     # By its numbers: divided by a tensor, scores would be rounded otherwise. A stage does not know which sequence of
     # the batch a row is, so that padding of different lengths is passed over outside of stages.
     is_alike = not isinstance(ignored, list) or len(set(ignored)) == 1
-    key = (processor.penalty, str(ignored)) if is_alike else None
+    if is_alike:
+        key = (processor.penalty, str(ignored))
+    else:
+        key = None
     return Effect(processor, partial(_penalise_seen, ignored), key, may_lift=processor.penalty < 1)
 
 
@@ -286,55 +291,6 @@ def one_by_one(
         own = _for_rows(processor, [prefixes.rows[index] for index in members])
         result[members] = own(prefixes.ids[members, :length], scores[members]).to(result.dtype)
     return result
-
-
-class _Remembered:
-    """A caller's `prefix_allowed_tokens_fn`, asked once about each of the latest texts."""
-
-    def __init__(self, function: Callable[[int, torch.Tensor], Any]):
-        self._function = function
-        self._known: dict[tuple[int, bytes], Any] = {}
-
-    def __call__(self, prompt: int, ids: torch.Tensor) -> Any:
-        key = (prompt, ids.cpu().numpy().tobytes())
-        if key not in self._known:
-            answer = self._function(prompt, ids)
-            if len(self._known) >= MOST_REMEMBERED:
-                del self._known[next(iter(self._known))]  # the one asked first
-            self._known[key] = answer
-        return self._known[key]
-
-
-def remembering(processor: LogitsProcessor) -> LogitsProcessor:
-    """The processor itself, or one like it whose caller is asked once about each text."""
-    if type(processor) is not hf.PrefixConstrainedLogitsProcessor:
-        return processor
-    return hf.PrefixConstrainedLogitsProcessor(_Remembered(processor._prefix_allowed_tokens_fn), processor._num_beams)
-
-
-def allows(processor: Any, row: int, text: torch.Tensor, start: int) -> bool:
-    """Whether a caller's function allows each token of a text from a place on, and has an answer behind the last one.
-
-    It is not asked behind a token that it forbids. It has no answer where it raises or returns nothing: it need not
-    know a text that is only proposed. What it says at the first place is not judged.
-
-    Args:
-        processor (`PrefixConstrainedLogitsProcessor`): Asks the caller.
-        row (`int`): Row of the batch.
-        text (`torch.Tensor`): Ids `[T]`.
-        start (`int`): Place of the first token in question.
-    """
-    ask = processor._prefix_allowed_tokens_fn
-    prompt = row // processor._num_beams
-    if len(text) == start:
-        return True
-    try:
-        for place, token in enumerate(text[start:].tolist(), start=start):
-            if token not in ask(prompt, text[:place]):
-                return False
-        return len(ask(prompt, text)) > 0
-    except Exception:  # of any class, as it is the caller's; it is raised if the text is ever written
-        return False
 
 
 def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:

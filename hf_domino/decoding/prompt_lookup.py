@@ -150,7 +150,8 @@ class PromptLookup:
         reaches = [list(accumulate((rates[kind] for kind in row), mul)) for row in kinds]
         promises = [sum(column) / len(column) for column in zip(*reaches, strict=True)]
         length = next((place for place, promise in enumerate(promises) if promise < price), most)
-        length = fitting_length(length, most) if self._is_static else length
+        if self._is_static:
+            length = fitting_length(length, most)
         if not length:
             return None
         copies = [text.behind(end, length) for text, (_, end) in zip(texts, matches, strict=True)]

@@ -43,7 +43,10 @@ class SuccessorBranches(DraftBranches):
 
     def candidates(self, depth: int) -> Candidates:
         """See [`DraftBranches`]. Of logits processors, these scores follow the temperature alone."""
-        last = self.texts[..., -1] if depth else self.prefixes.last()
+        if depth:
+            last = self.texts[..., -1]
+        else:
+            last = self.prefixes.last()
         noise = None
         token_ids, scores = self._drafter.successors_of(last)
         if self._noise is not None:

@@ -111,9 +111,13 @@ class TargetRunner:
         if not cached:
             return None
         embeds = self.kwargs.get("inputs_embeds")
-        length = input_ids.shape[1] if embeds is None else embeds.shape[1]
+        if embeds is None:
+            length = input_ids.shape[1]
+        else:
+            length = embeds.shape[1]
         # As generate's own prefill: ids shorter than the mask are the new ones only.
-        mask_length = mask_length if mask is None else mask.shape[1]
+        if mask is not None:
+            mask_length = mask.shape[1]
         only_new = mask_length is not None and mask_length != length
         return None if only_new else length - cached
 
@@ -272,7 +276,8 @@ class TargetRunner:
         inputs = self.model.prepare_inputs_for_generation(
             input_ids, next_sequence_length=new_length, is_first_iteration=is_first_iteration, **kwargs
         )
-        inputs = arrange(inputs, self.model) if arrange is not None else inputs
+        if arrange is not None:
+            inputs = arrange(inputs, self.model)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
         with self._timer.phase("target_forward"):

@@ -19,6 +19,7 @@ from transformers import (
     TemperatureLogitsWarper,
 )
 
+from hf_domino.decoding.constraints import allows, remembering
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors import (
     CHECKS_DISTRIBUTION,
@@ -26,10 +27,8 @@ from hf_domino.decoding.processors import (
     STATELESS,
     Banned,
     Effect,
-    allows,
     effect_of,
     one_by_one,
-    remembering,
 )
 from hf_domino.decoding.scores import Scores
 from hf_domino.decoding.stopping import KnownStops

@@ -191,6 +191,9 @@ def _mask(
     rows = mask.gather(2, depths[:, None, :, None].expand(-1, -1, -1, size))
     first = size - width if start is None else start
     block = rows.gather(3, (first + depths)[:, None, None].expand(-1, -1, width, -1))
-    hidden = 0.0 if mask.dtype == torch.bool else torch.finfo(mask.dtype).min
+    if mask.dtype == torch.bool:
+        hidden = 0.0
+    else:
+        hidden = torch.finfo(mask.dtype).min
     columns = (first + torch.arange(width, device=mask.device)).view(-1, 1, 1, width)
     return rows.scatter(3, columns.expand_as(block), block.masked_fill(~sees[:, None], hidden))

@@ -51,7 +51,10 @@ def verify(
     accepted, path = _answered(distribution, prefixes, proposals).accepted(chosen)
     if path is not None:
         chosen = chosen.gather(1, path)
-        values = None if values is None else values.gather(1, path)
+        if values is None:
+            values = None
+        else:
+            values = values.gather(1, path)
     counts = accepted + 1
     if values is not None:  # what was drafted behind a text's end need not have a distribution
         counts = counts * (values.isnan().cumsum(dim=1).gather(1, accepted) == 0)

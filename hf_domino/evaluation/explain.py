@@ -203,7 +203,10 @@ def _explain(
     read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]
     depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
     confidences = drafter.confidence(draft_hidden[0, depths], read)
-    chances = tree.chances[0].cpu() if tree.chances is not None else None
+    if tree.chances is not None:
+        chances = tree.chances[0].cpu()
+    else:
+        chances = None
     if confidences is not None:
         confidences = confidences.cpu()
     return Round(

@@ -112,7 +112,10 @@ def projector_type_of(stored: StoredConfig) -> str:
     if is_domino:
         told = "domino"
     else:
-        told = "dspark" if stored.get("markov_rank") else "dflash"
+        if stored.get("markov_rank"):
+            told = "dspark"
+        else:
+            told = "dflash"
     if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
         told = "dflash2"
     given = stored.get("projector_type") or told

@@ -86,7 +86,10 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     if DEEPSPEC in classes:
         required(stored, DEEPSPEC_LAYERS)
         stored["model_type"] = "qwen3"
-    layer = section_of(stored, SECTION) if is_nested else stored
+    if is_nested:
+        layer = section_of(stored, SECTION)
+    else:
+        layer = stored
     required(layer, *(() if is_nested else DECODER_SIZES[:4]))
     fields = backbone_fields(layer, turns_whole_heads=DEEPSPEC in classes)
     refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)

@@ -62,7 +62,10 @@ class Engine:
         """Write the command that starts it with an exported folder."""
         is_dspark = config.projector_type == "dspark"
         method = "dspark" if is_dspark else "dflash"  # as which engines run Domino and DFlash 2, too
-        count = config.num_draft_tokens if is_dspark else config.block_size - 1
+        if is_dspark:
+            count = config.num_draft_tokens
+        else:
+            count = config.block_size - 1
         names = {"target": target, "drafter": drafter, "method": method, "METHOD": method.upper()}
         return self.command.substitute(names, num_draft_tokens=count)
 

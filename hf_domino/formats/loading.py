@@ -90,7 +90,10 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     if found is not OURS and stored is not None:
         found.check_tensors(stored, tensors)
         arguments["config"].follow_tensors({name: tensor.shape for name, tensor in tensors.items()})
-    token_ids = None if is_told else untold(tensors, arguments["config"])
+    if is_told:
+        token_ids = None
+    else:
+        token_ids = untold(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # all of it is here now
     return token_ids

@@ -50,7 +50,10 @@ def check_source(name: str | Path, field: str, **download: Any) -> None:
     if reason is not None:
         folders = [other.name for other in path.parent.glob("*/")]
         near = difflib.get_close_matches(path.name, folders, n=1)
-        hint = f" Did you mean {str(path.parent / near[0])!r}?" if near else ""
+        if near:
+            hint = f" Did you mean {str(path.parent / near[0])!r}?"
+        else:
+            hint = ""
         raise ValueError(
             f"{field} must be a folder or a Hub name, got {str(name)!r}: there is no such folder{reason}.{hint}"
         )
@@ -148,7 +151,10 @@ def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any
         remedy = "Pickled weights (pytorch_model.bin) are not loaded, as a pickle can hold anything: convert them."
         raise refusal(single, f"among the weights of {name}, or an index of its shards", None, remedy)
     places = read_object(path).get("weight_map")
-    files = list(places.values()) if isinstance(places, dict) else []
+    if isinstance(places, dict):
+        files = list(places.values())
+    else:
+        files = []
     wrong = [file for file in files if not isinstance(file, str) or Path(file).name != file]  # none is elsewhere
     if wrong or not files:
         value = wrong[0] if wrong else places

@@ -108,8 +108,14 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 def _predicts_next(stored: StoredConfig, default: bool) -> bool:
     """Tell the order of a block, which older files say by the number of proposals alone."""
     methods = section_of(stored, VERIFIER).get("proposal_methods")
-    first = methods[0] if isinstance(methods, list) and methods else None
-    count = first.get(PROPOSALS) if isinstance(first, dict) else None
+    if isinstance(methods, list) and methods:
+        first = methods[0]
+    else:
+        first = None
+    if isinstance(first, dict):
+        count = first.get(PROPOSALS)
+    else:
+        count = None
     size = stored["block_size"]
     if not isinstance(count, int) or not isinstance(size, int) or count not in (size - 1, size):
         return predicts_next(stored, default)  # as many as someone wanted to be proposed

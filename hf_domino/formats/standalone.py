@@ -84,7 +84,10 @@ def _named(name: str) -> str:
 def _path(name: str) -> Path | None:
     """Find a module's file without importing it."""
     top, *rest = name.split(".")
-    spec = importlib.util.find_spec(top) if top in PACKAGES else None
+    if top in PACKAGES:
+        spec = importlib.util.find_spec(top)
+    else:
+        spec = None
     if spec is None or spec.origin is None:
         return None
     place = Path(spec.origin).parent.joinpath(*rest)
@@ -121,7 +124,10 @@ def _rewritten(
     """Return the lines that replace an import, and the modules of ours that it names."""
     base = ""
     if isinstance(node, ast.ImportFrom):
-        parent = package.rsplit(".", node.level - 1)[0] if node.level else ""
+        if node.level:
+            parent = package.rsplit(".", node.level - 1)[0]
+        else:
+            parent = ""
         base = ".".join(filter(None, (parent, node.module)))
     lines = []
     needed = set()

@@ -54,7 +54,10 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         if trainer.state.global_step < trainer.state.max_steps:
             return False
         trainer.save_model()
-        metrics = {} if trainer.eval_dataset is None else trainer.evaluate()
+        if trainer.eval_dataset is None:
+            metrics = {}
+        else:
+            metrics = trainer.evaluate()
         trainer.save_state()
         trainer.create_model_card()
         if trainer.is_world_process_zero():
@@ -140,7 +143,10 @@ def check_fields(
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)
     of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
-    default = DominoConfig.projector_type if names.drafter is None else ""
+    if names.drafter is None:
+        default = DominoConfig.projector_type
+    else:
+        default = ""
     method = METHODS.get(overrides.get("projector_type", default))
     if method is not None:
         method.config_class.refuse_unknown(set(overrides) - method.config_class.fields_beside())

@@ -120,7 +120,7 @@ def test_batches(bench):
     assert "prompt lookup (Transformers decodes it one sequence at a time)" in out
 
 
-def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(bench, tiny_pair_folder):
+def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(bench, tiny_pair_folder, forward_clock):
     _, rows, out, err = bench("--assistant", str(tiny_pair_folder))
     assert {row["method"] for row in rows} == {
         "plain",

@@ -14,8 +14,8 @@ from transformers.generation import logits_process as hf
 
 from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.candidates import CandidatePool
+from hf_domino.decoding.constraints import allows
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.processors import allows
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.target.view import TargetModel
 

@@ -12,8 +12,8 @@ import torch
 from transformers import Cache, PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.static.fixed_caches import FixedCache, set_first
-from hf_domino.decoding.static.stages import batch_masks
 from hf_domino.decoding.tree_support import TOLERANCE, distance
 from hf_domino.target.view import input_device, rounded_to
 

@@ -108,7 +108,10 @@ class StageGraphs:
 
     def __init__(self, device: torch.device, enabled: bool | None = None):
         self.device = device
-        self.enabled = device.type == "cuda" if enabled is None else enabled
+        if enabled is None:
+            self.enabled = device.type == "cuda"
+        else:
+            self.enabled = enabled
         self.options: dict[str, Any] | None = None  # to compile the stages of the call at hand with
         # By key, and by the shapes and dtypes of inputs; None where that has failed.
         self._compiled: dict[Hashable, Stage | None] = {}

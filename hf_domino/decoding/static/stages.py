@@ -12,7 +12,6 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
-from transformers.masking_utils import create_masks_for_generate
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
@@ -20,7 +19,8 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.static.fixed_caches import FixedCache, FlatQueries, compact, set_first
+from hf_domino.decoding.static.batch_masks import batch_masks
+from hf_domino.decoding.static.fixed_caches import compact, set_first
 from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.methods import DominoDraftModel
@@ -70,7 +70,10 @@ class StaticRunner(TargetRunner):
             return super().prefill(input_ids, chunk_size, mask_length)
         self._workspace.cache.is_batch = True
         embeds = self.kwargs.get("inputs_embeds")
-        width = input_ids.shape[1] if embeds is None else embeds.shape[1]
+        if embeds is None:
+            width = input_ids.shape[1]
+        else:
+            width = embeds.shape[1]
         mask = self.mask(width)
         if mask is None:
             mask = torch.ones(len(input_ids), width, dtype=torch.long, device=self._device)
@@ -101,7 +104,10 @@ class StaticRunner(TargetRunner):
         with self._timer.phase("target_forward"):
             outputs = self.model(**(inputs | self._forward_kwargs))
         self.outputs = outputs
-        columns = places if outputs.logits.shape[1] == len(kept) else ends
+        if outputs.logits.shape[1] == len(kept):
+            columns = places
+        else:
+            columns = ends
         return along(columns[:, None], outputs.logits), self.target.captured(outputs)
 
     def prompt_mask(self, length: int) -> torch.Tensor | None:
@@ -316,34 +322,3 @@ class StaticDraftSession(DraftSession):
         ends = context.lengths[:num_rows, None]
         features = self.drafter.fuse_context([pending])
         return self.drafter.draft(self.target, anchors, ends, NewContext(features, positions), context)
-
-
-def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int) -> Any:
-    """The target's masks for a block behind each sequence's length, by its own mask functions.
-
-    Args:
-        model (`PreTrainedModel`): The target.
-        cache ([`FixedCache`]): Its cache.
-        lengths (`torch.Tensor`): Positions before the block, `[B, 1]`.
-        width (`int`): Positions of the block (W).
-
-    Returns:
-        `torch.Tensor` or `dict`: `[B, 1, W, S]`, or one such for each kind of layer.
-    """
-    positions = lengths + torch.arange(width, device=lengths.device)
-    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)  # some have their own
-    masks = create(
-        config=model.config,
-        inputs_embeds=torch.empty(1, positions.numel(), 0, dtype=model.dtype, device=lengths.device),
-        attention_mask=None,
-        **{CACHE: FlatQueries(cache, positions)},
-        position_ids=positions.view(1, -1),
-    )
-    if isinstance(masks, dict):
-        return {kind: _by_sequence(mask, len(lengths)) for kind, mask in masks.items()}
-    return _by_sequence(masks, len(lengths))
-
-
-def _by_sequence(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """A mask `[1, 1, B * W, S]` as `[B, 1, W, S]`."""
-    return mask.as_subclass(torch.Tensor).view(num_rows, -1, mask.shape[-1])[:, None]

@@ -80,4 +80,6 @@ def _check_assistant(pair: Pair) -> None:
 def drafter_in(arguments: Arguments) -> DominoDraftModel | None:
     """Return our drafter that a method runs, or None."""
     drafter = arguments.get("assistant_model")
-    return drafter if isinstance(drafter, DominoDraftModel) else None
+    if isinstance(drafter, DominoDraftModel):
+        return drafter
+    return None

@@ -30,6 +30,9 @@ def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> A
 
 def source(prompt: dict[str, Any]) -> list[Any]:
     """Return the name of a prompt in a result: module, offset and hash."""
-    text = json.dumps(prompt["messages"]) if "messages" in prompt else prompt["text"]
+    if "messages" in prompt:
+        text = json.dumps(prompt["messages"])
+    else:
+        text = prompt["text"]
     digest = prompt.get("sha256") or hashlib.sha256(text.encode()).hexdigest()
     return [prompt.get("module"), prompt.get("offset"), digest]

@@ -66,7 +66,9 @@ def acceptance_of(summary: Summary) -> str:
     """Return the acceptance length, followed by the tokens per forward if some rounds were plain decode steps."""
     length = number(summary.acceptance_length)
     per_forward = number(summary.tokens_per_forward)
-    return length if length == per_forward else f"{length} ({per_forward})"
+    if length == per_forward:
+        return length
+    return f"{length} ({per_forward})"
 
 
 def comparisons(rows: Sequence[Row]) -> list[str]:
@@ -120,7 +122,10 @@ def caption(rows: Sequence[Row]) -> str:
     first = measured(rows)[0]
     plain = rows_of(rows, BASELINE, "greedy")
     sources = [source for row in plain for source in row["sources"]]
-    noun = "held-out prompt" if all(module for module, *_ in sources) else "prompt"
+    if all(module for module, *_ in sources):
+        noun = "held-out prompt"
+    else:
+        noun = "prompt"
     prompts = _count(len(sources), noun)
     written = sum(row["new_tokens"] for row in plain) / max(len(sources), 1)
     tokens = f"{first['max_new_tokens']} new tokens"

@@ -27,8 +27,14 @@ DATED = "date"  # may differ between the results of one run that was resumed
 
 def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
     """Return the fields that every result of a run carries, such as the commits of models from the Hub."""
-    assistant = Path(options.assistant).name if options.assistant is not None else None
-    drafter_commit = commit_of(pair.drafter) if pair.drafter is not None else None
+    if options.assistant is not None:
+        assistant = Path(options.assistant).name
+    else:
+        assistant = None
+    if pair.drafter is not None:
+        drafter_commit = commit_of(pair.drafter)
+    else:
+        drafter_commit = None
     return {
         "methods": list(methods),
         **{name: getattr(options, name) for name in OF_OPTIONS},

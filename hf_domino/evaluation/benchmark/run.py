@@ -84,7 +84,10 @@ def report_differences(rows: Sequence[Row]) -> bool:
     wrong = [row for row in different if row["mode"] == "greedy" or keeps_seed(row["method"])]
     for mode, method in dict.fromkeys((row["mode"], row["method"]) for row in wrong):
         found = rows_of(wrong, method, mode)
-        what = "prompt" if found[0]["batch_size"] == 1 else "batch"
+        if found[0]["batch_size"] == 1:
+            what = "prompt"
+        else:
+            what = "batch"
         choice = "greedy" if mode == "greedy" else "sampled"
         print(
             f"DIFFERENT: {choice} output of {label(method)} is not plain generate's for {len(found)} {what}(s), first "

@@ -41,7 +41,10 @@ class Estimate(float):
         return {"mean": mean, "error": error}
 
     def __str__(self) -> str:
-        error = f"{self.error:.2f}" if math.isfinite(self.error) else "?"
+        if math.isfinite(self.error):
+            error = f"{self.error:.2f}"
+        else:
+            error = "?"
         return f"{self:.2f} ± {error}"
 
 

@@ -95,7 +95,9 @@ class CheckResult:
     @property
     def speed_up(self) -> float | None:
         """Tokens a second over plain generation's, the geometric mean; None where nothing was timed."""
-        return geometric_mean(self.speed_ups) if self.speed_ups else None
+        if self.speed_ups:
+            return geometric_mean(self.speed_ups)
+        return None
 
     @property
     def measured(self) -> Measurement:
@@ -134,7 +136,10 @@ class CheckResult:
             lines.append("Give more prompts, like those that the drafter is for, or ones with longer answers.")
         else:
             is_worth_it = self.speed_up is None or gains(self.speed_up)
-            fits = "fits" if is_worth_it else "fits, but does not make its target faster here"
+            if is_worth_it:
+                fits = "fits"
+            else:
+                fits = "fits, but does not make its target faster here"
             lines = [f"The drafter {fits}: first proposals accepted: {self.first_rate}, needed {MIN_FIRST_RATE}"]
         lines += ["", *_table(self.modes, self.variants)]
         if self.speed_up is not None:

@@ -103,7 +103,10 @@ def accept_lengths(
     for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):
         # No block here sees past the last anchor.
         blocks = {"input_ids": input_ids, "loss_mask": torch.ones_like(input_ids), "anchors": piece}
-        seen = None if features is None else features[:, : int(piece.max())]
+        if features is None:
+            seen = None
+        else:
+            seen = features[:, : int(piece.max())]
         hidden, states = draft_blocks(drafter, target, blocks, seen)
         labels, _ = block_labels(blocks, config, loss_decay=1.0)
         positions = (block_positions(piece, config.block_size) + 1 - config.label_offset).flatten()
@@ -125,7 +128,10 @@ def accept_lengths(
 def chosen_logits(drafter: DominoDraftModel, target: TargetModel, *positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits and those that drafts are chosen by: of `draft_logits`, less what a head leaves out."""
     base, corrected = draft_logits(drafter, target, *positions)
-    narrowed = base if drafter.head is None else drafter.head.narrow(base)
+    if drafter.head is None:
+        narrowed = base
+    else:
+        narrowed = drafter.head.narrow(base)
     return base, corrected if narrowed is base else corrected + (narrowed - base)
 
 

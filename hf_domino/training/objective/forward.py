@@ -106,5 +106,6 @@ def draft_blocks(
     size = drafter.config.block_size
     tokens = gather_positions(input_ids, block_positions(anchors, size)[..., : size - first])  # [B, N, K - first]
     states = drafter.head.read(target, tokens.flatten(0, 1), hidden[..., first:, :].flatten(0, 1))
-    states = F.pad(states, (0, 0, first, 0)) if first else states
+    if first:
+        states = F.pad(states, (0, 0, first, 0))
     return hidden, states.unflatten(0, tokens.shape[:2])

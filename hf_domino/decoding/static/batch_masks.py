@@ -1,0 +1,45 @@
+"""Masks of a batch whose sequences have lengths of their own, by the target's own mask functions.
+
+Shapes: B sequences, W positions of a block, S columns that attention reads.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.masking_utils import create_masks_for_generate
+
+from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.static.fixed_caches import FixedCache, FlatQueries
+
+
+def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int) -> Any:
+    """The target's masks for a block behind each sequence's length, by its own mask functions.
+
+    Args:
+        model (`PreTrainedModel`): The target.
+        cache ([`FixedCache`]): Its cache.
+        lengths (`torch.Tensor`): Positions before the block, `[B, 1]`.
+        width (`int`): Positions of the block (W).
+
+    Returns:
+        `torch.Tensor` or `dict`: `[B, 1, W, S]`, or one such for each kind of layer.
+    """
+    positions = lengths + torch.arange(width, device=lengths.device)
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)  # some have their own
+    masks = create(
+        config=model.config,
+        inputs_embeds=torch.empty(1, positions.numel(), 0, dtype=model.dtype, device=lengths.device),
+        attention_mask=None,
+        **{CACHE: FlatQueries(cache, positions)},
+        position_ids=positions.view(1, -1),
+    )
+    if isinstance(masks, dict):
+        return {kind: _by_sequence(mask, len(lengths)) for kind, mask in masks.items()}
+    return _by_sequence(masks, len(lengths))
+
+
+def _by_sequence(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
+    """A mask `[1, 1, B * W, S]` as `[B, 1, W, S]`."""
+    return mask.as_subclass(torch.Tensor).view(num_rows, -1, mask.shape[-1])[:, None]

@@ -106,7 +106,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.assistant_model = drafter
         self.target = TargetModel(target_model, drafter.config)
         self.num_assistant_tokens = most_proposals(drafter, target_model, generation_config)
-        self.model_kwargs_overrides = self.target.capture_kwargs()
+        wants_states = bool(generation_config.return_dict_in_generate and generation_config.output_hidden_states)
+        self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)
         self.timer = PhaseTimer(device=input_device(target_model))
         if distribution is None:
             distribution = TokenDistribution(logits_processor or LogitsProcessorList(), _stops_of(generation_config))
@@ -124,6 +125,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._proposals: Tree | None = None
         self._prefixes: Prefixes | None = None
         self._start = 0.0
+        self._call_start = time.perf_counter()
+        self._prompt_length = 0
 
     # --- the form that the package's own loop drives ----------------------------------------------------------------
 
@@ -254,6 +257,7 @@ class DominoCandidateGenerator(CandidateGenerator):
             remedy = "Call model.generate(..., assistant_model=drafter), whose loop handles batches."
             raise refusal("the batch size of get_candidates", 1, len(input_ids), remedy)
         if is_first_iteration or model_outputs is None:
+            self._begin(input_ids)
             return input_ids, None
         self._start = time.perf_counter()
         self._observe_outputs(input_ids, model_kwargs or {}, model_outputs, int(n_last_matches))
@@ -281,12 +285,22 @@ class DominoCandidateGenerator(CandidateGenerator):
             scores (`torch.FloatTensor`): The target's processed scores `[1, P + 1, V]`; they are not read.
             num_matches (`int`): How many candidates were accepted.
         """
+        self._stats.num_new_tokens = input_ids.shape[1] - self._prompt_length
+        self._stats.seconds = time.perf_counter() - self._call_start
+        record_stats(self.assistant_model, self._stats)
         if self._plan is None or self._proposals is None:
             return
         outcome = Outcome(self._plan, ONE_SEQUENCE, self._proposals.num_nodes, [int(num_matches) + 1])
         outcome.add_to(self._stats)
-        record_stats(self.assistant_model, self._stats)
         self.observe_round(outcome, time.perf_counter() - self._start)
+
+    def _begin(self, input_ids: torch.LongTensor) -> None:
+        """Note where the prompt ends, before the first forward."""
+        if not input_ids.shape[1]:
+            remedy = "Call model.generate(..., assistant_model=drafter) with the patch, whose loop takes them."
+            raise refusal("the prompt of get_candidates", "of token ids", "of embeddings alone", remedy)
+        self._call_start = time.perf_counter()
+        self._prompt_length = input_ids.shape[1]
 
     @staticmethod
     def _upcoming_noise(plan: Plan, logits: torch.Tensor) -> torch.Tensor:
@@ -330,9 +344,7 @@ def _fitting(assistant_model: Any, target_model: PreTrainedModel) -> DominoDraft
 
 def _stops_of(config: GenerationConfig) -> KnownStops:
     """Where the texts of a call end by its configuration alone."""
-    ends = config.eos_token_id
-    if ends is None:
-        ends = []
-    elif isinstance(ends, int):
-        ends = [ends]
+    ends = config.eos_token_id or []
+    if config.eos_token_id is not None and not isinstance(config.eos_token_id, list):
+        ends = [int(config.eos_token_id)]
     return KnownStops(frozenset(ends), config.max_length)

@@ -81,7 +81,7 @@ def _in_fixed_shape(
     config.cache_implementation = "static"
     cache = StaticCache(config=target.config.get_text_config(decoder=True), max_cache_len=1)  # for its kinds of layers
     try:
-        check_static(target, drafter, batch_size, cache, config)
+        check_static(target, drafter, batch_size, cache, config, kwargs.get("attention_mask"))
     except ValueError as error:
         if refused_field(error) is None:
             raise

@@ -39,6 +39,9 @@ SELECTED_BY_ROW = (
     *PER_POSITION,
     *(CACHE, "inputs_embeds", "logits_processor", "stopping_criteria", "streamer", "generation_config"),
     *("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus", "use_cache"),
+    # Of images, videos and audio, which are read with the prompt alone.
+    *("second_per_grid_ts", "video_second_per_grid", "feature_attention_mask", "audio_feature_lengths"),
+    *("image_grid_thw", "video_grid_thw", "input_values", "padding_mask", "input_features", "pixel_values"),
 )
 
 # --- generate picks its mode ------------------------------------------------------------------------------------
@@ -116,7 +119,7 @@ def check_prepared(
     check_rope(target, num_proposals, input_ids, kwargs, config, max_length)
     _check_step_outputs(target, batch_size, config)
     if config.cache_implementation == "static":
-        check_static(target, drafter, batch_size, kwargs[CACHE], config)
+        check_static(target, drafter, batch_size, kwargs[CACHE], config, kwargs.get("attention_mask"))
     if batch_size > 1:
         _check_batch(batch_size, kwargs)
         check_rows(target, num_proposals, kwargs)
@@ -209,9 +212,14 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
 
 
 def check_static(
-    target: PreTrainedModel, drafter: PreTrainedModel, batch_size: int, cache: Any, config: GenerationConfig
+    target: PreTrainedModel,
+    drafter: PreTrainedModel,
+    batch_size: int,
+    cache: Any,
+    config: GenerationConfig,
+    mask: torch.Tensor | None = None,
 ) -> None:
-    """Refuse drafters, targets and outputs that rounds of fixed shape do not have."""
+    """Refuse drafters, targets, inputs and outputs that rounds of fixed shape do not have."""
     drafter.config.check_supports("cache_implementation='static'")
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
@@ -233,5 +241,15 @@ def check_static(
     for field in ("output_hidden_states", "output_attentions"):
         if config.return_dict_in_generate and getattr(config, field):
             raise refusal(f"{field} {static}", False, True, remedy)
-    if batch_size > 1 and (reason := why_one_sequence(target, cache)) is not None:
+    if batch_size == 1:
+        return
+    if config.prefill_chunk_size is not None:
+        remedy = "Prompts of a batch go through in one forward; leave one of the two unset."
+        raise refusal(f"prefill_chunk_size of a batch {static}", None, config.prefill_chunk_size, remedy)
+    is_padded_left = mask is None or bool(
+        (mask[:, -1] != 0).all() and ((mask[:, 1:] != 0) >= (mask[:, :-1] != 0)).all()
+    )
+    if not is_padded_left:
+        raise refusal(f"attention_mask of a batch {static}", "zeros on the left alone", "others", remedy)
+    if (reason := why_one_sequence(target, cache)) is not None:
         raise refusal(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")

@@ -131,3 +131,22 @@ def test_before_the_first_forward_there_are_no_candidates(tiny_qwen3, make_draft
     assert candidates is PROMPT
     assert logits is None
     assert generator.model_kwargs_overrides["output_hidden_states"]
+
+
+def test_hidden_states_and_statistics_of_transformers_loop(native, tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3)
+    options = GREEDY | {"return_dict_in_generate": True, "output_hidden_states": True}
+    plain = tiny_qwen3.generate(PROMPT, **options)
+    found = native(tiny_qwen3, drafter, PROMPT, **options)
+    assert found.sequences.tolist() == plain.sequences.tolist()
+    assert len(found.hidden_states) == len(plain.hidden_states)
+    assert drafter.stats.num_new_tokens == 40
+    assert drafter.stats.seconds > 0
+    native(tiny_qwen3, drafter, PROMPT, **GREEDY | {"max_new_tokens": 1})
+    assert drafter.stats.num_new_tokens == 1
+
+
+def test_embeddings_alone_are_refused_by_name(native, tiny_qwen3, make_drafter):
+    embeds = tiny_qwen3.get_input_embeddings()(PROMPT)
+    with pytest.raises(ValueError, match="prompt of get_candidates must be of token ids"):
+        native(tiny_qwen3, make_drafter(tiny_qwen3), None, inputs_embeds=embeds, **GREEDY)

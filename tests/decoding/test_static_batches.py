@@ -9,6 +9,7 @@ from builders import left_padded
 from oracle import faults, tree_faults
 from recorded_graphs import recorded_graphs
 from test_families import FAMILIES, PROMPT, build
+from transformers import DynamicCache
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
@@ -145,6 +146,44 @@ def test_a_batch_in_fixed_shape_leaves_an_empty_cache(target, make_drafter, reco
     options = GREEDY | STATIC | {"assistant_model": make_drafter(target), "return_dict_in_generate": True}
     found = target.generate(ids, attention_mask=mask, **options)
     assert found.sequences.shape == (3, ids.shape[1] + 20)
+    assert type(found[CACHE]) is DynamicCache
+    assert found[CACHE].get_seq_length() == 0
+
+
+def test_sequences_that_have_ended_take_no_positions_that_the_target_lacks(make_drafter, recorded):
+    """A batch of three fills a bucket of four: the fourth, which has ended, stood near the last learned position."""
+    target = build("GPT2")
+    prompts = [torch.arange(5, 5 + length) % 90 for length in (20, 30, 25, 126)]
+    ids, mask = left_padded(prompts)
+    options = {"do_sample": False, "max_length": 128, "pad_token_id": 0, "attention_mask": mask}
+    plain = target.generate(ids, **options)
+    options["eos_token_id"] = int(plain[3, 126])
+    drafter = make_drafter(target)
+    text = target.generate(ids, assistant_model=drafter, **options, **STATIC)
+    assert text.tolist() == target.generate(ids, **options).tolist()
+
+
+@pytest.mark.parametrize("pad", ["right", "inside", "all"])
+def test_a_batch_that_is_not_padded_on_the_left_grows(target, make_drafter, monkeypatch, pad):
+    monkeypatch.setattr(assisted_call, "prefers_fixed_shape", lambda input_ids: True)
+    ids, mask = left_padded(PROMPTS[:3])
+    where = {"right": slice(-4, None), "inside": slice(-8, -5), "all": slice(None)}[pad]
+    mask[1, where] = 0
+    drafter = make_drafter(target)
+    options = GREEDY | {"attention_mask": mask}
+    plain = target.generate(ids, **options)
+    assert target.generate(ids, assistant_model=drafter, **options).tolist() == plain.tolist()
+    assert "zeros on the left" in drafter.stats.why_growing
+    with pytest.raises(ValueError, match="attention_mask of a batch with cache_implementation='static'"):
+        target.generate(ids, assistant_model=drafter, **options, **STATIC)
+
+
+def test_masks_of_any_dtype(target, make_drafter, recorded):
+    ids, mask = left_padded(PROMPTS[:3])
+    plain = target.generate(ids, attention_mask=mask, **GREEDY)
+    options = GREEDY | STATIC | {"assistant_model": make_drafter(target)}
+    for dtype in (torch.float32, torch.bool):
+        assert target.generate(ids, attention_mask=mask.to(dtype), **options).tolist() == plain.tolist()
 
 
 def test_a_device_that_prefers_it_runs_in_fixed_shape_by_default(target, make_drafter, monkeypatch, recorded):

@@ -7,6 +7,7 @@ given. Transformers does not say of a model whether that is so.
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import torch
 from transformers import Cache, PreTrainedModel
@@ -20,7 +21,7 @@ from hf_domino.target.view import input_device, rounded_to
 LENGTHS = (3, 5)  # of the two sequences that a target is tried with, before a block of
 WIDTH = 2
 
-_tried: weakref.WeakKeyDictionary[PreTrainedModel, str | None] = weakref.WeakKeyDictionary()
+_tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
 def why_one_sequence(target: PreTrainedModel, like: Cache) -> str | None:
@@ -30,12 +31,15 @@ def why_one_sequence(target: PreTrainedModel, like: Cache) -> str | None:
         target (`PreTrainedModel`): The target.
         like (`Cache`): The static cache that `generate` has prepared.
     """
-    if target not in _tried:
+    known = _tried.setdefault(target, {})
+    attention = getattr(target.config.get_text_config(decoder=True), "_attn_implementation", None)
+    key = (attention, rounded_to(target), target.training)  # dropout makes logits differ
+    if key not in known:
         try:
-            _tried[target] = _try(target, like)
+            known[key] = _try(target, like)
         except Exception as error:  # whatever a target makes of such inputs
-            _tried[target] = f"the target does not take such a batch: {type(error).__name__}: {error}"
-    return _tried[target]
+            known[key] = f"the target does not take such a batch: {type(error).__name__}: {error}"
+    return known[key]
 
 
 @torch.no_grad()

@@ -12,6 +12,8 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
+from transformers import DynamicCache
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
@@ -77,6 +79,7 @@ class StaticRunner(TargetRunner):
         mask = self.mask(width)
         if mask is None:
             mask = torch.ones(len(input_ids), width, dtype=torch.long, device=self._device)
+        mask = (mask != 0).long()
         lengths = mask.sum(dim=1).tolist()
         order = mask.int().argsort(dim=1, descending=True, stable=True)  # each prompt's first token comes first
         kwargs = dict(self.kwargs) | {"attention_mask": None}
@@ -139,7 +142,7 @@ class StaticRunner(TargetRunner):
         for name in PER_POSITION[2:]:  # types, alike for all new tokens
             if (types := kwargs.get(name)) is not None:
                 self._tensors[name] = self._hold_rows(name, types[..., -1:])
-        taken = (*PER_POSITION, CACHE, "inputs_embeds")
+        taken = (*PER_POSITION, CACHE, "inputs_embeds", *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
         self._options = {
             name: hold(f"option {name}", value) if isinstance(value, torch.Tensor) else value
             for name, value in kwargs.items()
@@ -159,6 +162,8 @@ class StaticRunner(TargetRunner):
         if not rows or len(rows) == len(self._filled):
             return
         self._workspace.cache.select(rows)
+        # Those that only fill up a power of two stay where every target has positions.
+        self._workspace.cache.lengths[len(rows) :].zero_()
         for name, values in self._tensors.items():
             if name != "attention_mask":
                 compact([values], rows, dim=values.dim() - 2)
@@ -232,9 +237,13 @@ class StaticRunner(TargetRunner):
 
     def end(self, batch_size: int) -> None:
         """Leave a cache that the caller can go on from, if it gets one."""
-        if self._is_returned and batch_size == 1:
-            config = self.model.config.get_text_config(decoder=True)
+        if not self._is_returned:
+            return
+        config = self.model.config.get_text_config(decoder=True)
+        if batch_size == 1:
             self.kwargs[CACHE] = self._workspace.cache.to_dynamic(config)
+        else:  # an empty one, as that of a batch that grows
+            self.kwargs[CACHE] = DynamicCache(config=config)
 
     def release(self) -> None:
         """Leave the workspace to the next call."""

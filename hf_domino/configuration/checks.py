@@ -70,13 +70,14 @@ def refuse_fields_of_others(config: Any, given: Mapping[str, Any]) -> None:
         config (`DominoConfig`): The configuration that is made.
         given (`Mapping[str, Any]`): What it was given beside its own fields.
     """
-    for other in config_classes():
-        follow_target = other.sizes_for(1)  # so older files have them with any value
-        for field in fields(other):
-            if field.name not in given or field.name in follow_target or given[field.name] == field.default:
-                continue
+    for name, value in given.items():
+        others = {other: field for other in config_classes() for field in fields(other) if field.name == name}
+        # Older files have fields that follow the target with any value.
+        is_size = any(name in other.sizes_for(1) for other in others)
+        defaults = [field.default for field in others.values()]
+        if defaults and not is_size and value not in defaults:
             remedy = "Leave it out; no other drafter of this method can be run."
-            raise refusal(fields_of(config, field.name), field.default, given[field.name], remedy)
+            raise refusal(fields_of(config, name), defaults[0], value, remedy)
 
 
 def _check_method(config: Any) -> None:

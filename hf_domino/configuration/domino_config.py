@@ -228,13 +228,14 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
                 f"model_type must be {cls.model_type!r}, got {model_type!r}: this is no drafter of hf_domino. "
                 "Load a target with AutoModelForCausalLM; drafters are made by `hf-domino train`."
             )
+        if "projector_type" in kwargs:  # it says which class to make
+            config_dict = config_dict | {"projector_type": kwargs.pop("projector_type")}
         return super().from_dict(config_dict, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save the configuration; arguments are those of [`~transformers.PreTrainedConfig`]."""
-        if vars(self).get(
-            "architectures"
-        ):  # Transformers has just written the method's class, which older versions do not know
+        # Transformers has just written the method's class, which older versions do not know.
+        if vars(self).get("architectures"):
             self.architectures = [ARCHITECTURE]
         return super().save_pretrained(save_directory, *args, **kwargs)
 

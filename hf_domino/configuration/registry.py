@@ -30,9 +30,11 @@ def config_classes() -> list[Any]:
 def all_fields() -> dict[str, str]:
     """The fields of all methods' configurations, each with the text of its type, such as `"list[int] | None"`."""
     inherited = {field.name for field in fields(PreTrainedConfig)}
-    return {
-        field.name: str(field.type)
-        for config_class in config_classes()
-        for field in fields(config_class)
-        if field.name not in inherited
-    }
+    found = dict[str, str]()
+    for config_class in config_classes():
+        for field in fields(config_class):
+            if field.name not in inherited:
+                # A class, where the method's file does not import annotations from __future__.
+                name = field.type.__name__ if type(field.type) is type else str(field.type)
+                found.setdefault(field.name, name)
+    return found

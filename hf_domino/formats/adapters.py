@@ -101,7 +101,8 @@ def _merge(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
         tensors = load_peft_weights(name, device="cpu", **download)
         # On the meta device first: nothing is made in sizes that only its configuration tells.
         adapted = PeftModel.from_pretrained(drafter, name, low_cpu_mem_usage=True, **download)
-        described = set(get_peft_model_state_dict(adapted))
+        # PEFT would look for embeddings in the drafter's folder, whose configuration it cannot read if it is another's.
+        described = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
         if described != set(tensors):
             merged = None
         else:

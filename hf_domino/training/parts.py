@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,9 @@ def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
 
 
 def _without_card(adapted: Any) -> Any:
-    """Keep PEFT from writing a card, which would say nothing of a drafter: the trainer writes one."""
-    adapted.create_or_update_model_card = lambda *_: None
+    """Keep PEFT from writing a card, which would say nothing of a drafter, and from looking for its embeddings."""
+    adapted.create_or_update_model_card = lambda *_: None  # the trainer writes one
+    adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
     return adapted
 
 

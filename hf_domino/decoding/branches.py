@@ -138,14 +138,14 @@ class CorrectedBranches(DraftBranches):
         self._is_fused = fits_kernels(self._drafter, self.distribution, self._logits, self._noise)
 
     def chain(self) -> torch.Tensor:
-        """See [`DraftBranches`]. Where positions do not depend on each other, no branch is needed."""
+        """Choose one token behind the other. Where positions do not depend on each other, no branch is needed."""
         if self._head is None and not self.distribution.needs_prefix:
             scores = self.distribution.scores(self.prefixes, self._logits)
             return self._chosen(scores, self._noise, self._all_ids.expand_as(scores))
         return super().chain()
 
     def _next(self, depth: int) -> torch.Tensor:
-        """See [`DraftBranches`]. Kernels correct and choose at once."""
+        """Choose the token `[B, 1]` of the only branch at a depth. Kernels correct and choose at once."""
         head = self._head
         if head is None or not self._is_fused or depth < self._drafter.config.pure_draft_prefix_len:
             return super()._next(depth)
@@ -168,7 +168,7 @@ class CorrectedBranches(DraftBranches):
         return self.distribution.vocabulary.ids(column)[:, None]
 
     def candidates(self, depth: int) -> Candidates:
-        """See [`DraftBranches`]."""
+        """Give what may come next on each branch, by base logits and corrections."""
         if not depth:
             self._begin()
         logits = self._corrected(depth)
@@ -180,9 +180,7 @@ class CorrectedBranches(DraftBranches):
         if pool is None:
             token_ids = self._all_ids.expand(len(logits), 1, -1)
             return self.distribution.scores(self.prefixes, logits, self._seen), noise, token_ids
-        if noise is None:
-            noise = None
-        else:
+        if noise is not None:
             noise = noise.gather(2, pool.columns[:, depth, None])
         scores = logits.float()
         if self.distribution.steps:
@@ -204,7 +202,9 @@ class CorrectedBranches(DraftBranches):
             self._logits = self._pool.logits
         if head is not None:
             self._parts = head.project_hidden(self._hidden)  # [B, C, ...], once
-            self._rows = None if self._is_fused or self._pool is None else head.rows(self._pool.columns)  # [B, C, M, R]
+            self._rows = None  # [B, C, M, R]
+            if self._pool is not None and not self._is_fused:
+                self._rows = head.rows(self._pool.columns)
             if table is not None and self._pool is not None:
                 likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
                 table.add([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
@@ -234,20 +234,21 @@ class CorrectedBranches(DraftBranches):
         return logits.expand(-1, num_branches, -1)
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
-        """See [`DraftBranches`]."""
+        """Go on with branches, and let the correction head read their new tokens."""
         super().advance(tokens, branches)
         if self._head is None:
             return
-        if branches is None:
-            branches = None
-        else:
+        if branches is not None:
             branches = branches.to(self._states.device)
         if self._is_fused and branches is not None:
             gru = self._head.gru
             products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
             self._states = advance_lanes(products, self._states, branches, gru.weight_hh_l0)
         else:
-            self._states = self._read(tokens, self._states if branches is None else _taken(self._states, branches))
+            states = self._states
+            if branches is not None:
+                states = _taken(states, branches)
+            self._states = self._read(tokens, states)
 
     def _read(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Read the tokens `[B, L]` that the texts of branches end with, behind states before these `[B, L, G]`."""
@@ -274,12 +275,14 @@ class SteppingBranches(DraftBranches):
         self._branches = branches
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
-        """See [`DraftBranches`]."""
+        """Go on with branches, and draft the hidden states behind their new tokens."""
         super().advance(tokens, branches)
-        self._hidden = self._branches(torch.zeros_like(tokens) if branches is None else branches, tokens)
+        if branches is None:  # behind the only one
+            branches = torch.zeros_like(tokens)
+        self._hidden = self._branches(branches, tokens)
 
     def candidates(self, depth: int) -> Candidates:
-        """See [`DraftBranches`]. Each branch is a row of its own, of one depth."""
+        """Give what may come next. Each branch is a row of its own, of one depth."""
         shape = (*self.texts.shape[:2], -1)
         noise = None
         if self._noise is not None:

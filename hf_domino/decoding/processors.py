@@ -100,7 +100,7 @@ class Banned(Effect):
         self._bounds = hold("lengths", torch.tensor((self._lengths.start, self._lengths.stop)))
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
-        """See [`Effect`]."""
+        """Forbid the tokens, or all but these, behind the texts that have one of the lengths."""
         if (where := self.where(prefixes)) is not None:
             self.act(scores, where)
 

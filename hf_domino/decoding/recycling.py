@@ -42,7 +42,7 @@ class SuccessorBranches(DraftBranches):
     """Branches whose candidates are the likeliest successors of their last tokens, as the target gave them last."""
 
     def candidates(self, depth: int) -> Candidates:
-        """See [`DraftBranches`]. Of logits processors, these scores follow the temperature alone."""
+        """Give what may come next. Of logits processors, these scores follow the temperature alone."""
         if depth:
             last = self.texts[..., -1]
         else:

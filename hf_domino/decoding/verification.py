@@ -51,9 +51,7 @@ def verify(
     accepted, path = _answered(distribution, prefixes, proposals).accepted(chosen)
     if path is not None:
         chosen = chosen.gather(1, path)
-        if values is None:
-            values = None
-        else:
+        if values is not None:
             values = values.gather(1, path)
     counts = accepted + 1
     if values is not None:  # what was drafted behind a text's end need not have a distribution

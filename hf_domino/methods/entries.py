@@ -89,19 +89,19 @@ class EntryCache(ContextCache):
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask[:, None], enable_gqa=True)
 
     def select(self, rows: Sequence[int]) -> None:
-        """See [`ContextCache`]."""
+        """Go on with these rows only, states and entries together."""
         super().select(rows)
         self.entries.select(rows)
 
     def can_grow(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """See [`ContextCache`]."""
+        """Tell whether states and entries can grow with a drafter of this dtype and device."""
         return super().can_grow(dtype, device) and self.entries.can_grow(dtype, device)
 
     def crop(self, lengths: Sequence[int]) -> None:
-        """See [`ContextCache`]. What follows the last position that stays may be another token."""
+        """Drop positions from a length on. What follows the last one that stays may be another token."""
         super().crop(lengths)
         self.entries.crop([max(length - 1, 0) for length in self.lengths])
 
     def leave_gap(self) -> None:
-        """See [`ContextCache`]. The tokens behind positions without an entry are not known any more."""
+        """Note positions that were missed. The tokens behind those without an entry are not known any more."""
         super().crop(self.entries.lengths or [0] * len(self.lengths))

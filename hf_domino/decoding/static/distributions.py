@@ -65,7 +65,7 @@ class FixedDistribution(TokenDistribution):
         return None if None in parts else tuple(parts)
 
     def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
-        """See [`TokenDistribution`]. A distribution without a key is no stage."""
+        """Call a function of the distribution as a stage, or directly where the distribution has no key."""
         if (key := self.key) is None:
             return function(self, prefixes, *inputs)
         # Tensors are copied to where a graph reads them, and it is captured for all other inputs. What it returns is

@@ -58,6 +58,7 @@ class Eagle3Config(DominoConfig):
     """
 
     projector_type: str = "eagle3"
+    num_hidden_layers: int = 1
     norm_before_residual: bool = False
     norm_before_fc: bool = False
     fc_norm: bool = False
@@ -118,9 +119,8 @@ class EntryAttention(nn.Module):
         self.o_proj = nn.Linear(queries, width, bias=False)
         self.q_norm: nn.Module = nn.Identity()
         self.k_norm: nn.Module = nn.Identity()
-        if config.qk_norm:
-            self.q_norm = Qwen3RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = Qwen3RMSNorm(config.head_dim, config.rms_norm_eps)
+        for name in ("q_norm", "k_norm") if config.qk_norm else ():
+            setattr(self, name, Qwen3RMSNorm(config.head_dim, config.rms_norm_eps))
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
         """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""

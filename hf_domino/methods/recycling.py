@@ -27,6 +27,7 @@ class RecyclingConfig(DominoConfig):
     """Configuration of token recycling, whose fields are those of [`DominoConfig`]."""
 
     projector_type: str = "recycling"
+    num_hidden_layers: int = 1
 
     title = "token recycling"
     learns_while_drafting = True

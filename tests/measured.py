@@ -16,7 +16,7 @@ ORIGIN = {
     "seed": 0,
     "date": "2026-01-01",
 }
-PHASES_MS = {"draft": 2.0, "rollout": 1.0, "target_forward": 6.0, "verify": 0.75, "rest": 0.25}
+PHASES_MS = {"draft": 2.0, "correction": 1.0, "target_forward": 6.0, "verify": 0.75, "rest": 0.25}
 
 
 def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=None):

@@ -89,7 +89,7 @@ def test_a_smaller_draft_vocabulary_costs_what_the_page_says():
         for size in (8192, 49152)
     )
     assert small.acceptance_length == pytest.approx(whole.acceptance_length, abs=0.02)
-    assert small.ms_per_round["rollout"] == pytest.approx(whole.ms_per_round["rollout"] / 2, rel=0.1)
+    assert small.ms_per_round["correction"] == pytest.approx(whole.ms_per_round["correction"] / 2, rel=0.1)
 
 
 @pytest.mark.parametrize("name", [NAMES[1], DRAFTERS[-1]])

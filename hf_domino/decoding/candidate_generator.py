@@ -21,6 +21,7 @@ from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.policy import most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
@@ -33,10 +34,9 @@ from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache
-from hf_domino.statistics.phases import PhaseTimer
 from hf_domino.statistics.stats import DecodingStats, record_stats
 from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
-from hf_domino.target.view import TargetModel, input_device
+from hf_domino.target.view import TargetModel
 
 ONE_SEQUENCE = [0]
 
@@ -60,7 +60,7 @@ class DominoCandidateGenerator(CandidateGenerator):
             of `get_candidates` passes them again.
         distribution ([`TokenDistribution`], *optional*): Given by the package's own loop, in place of
             `logits_processor`, with the stopping criteria of the call.
-        workspace ([`Workspace`], *optional*): Given by that loop where rounds have a fixed shape.
+        executor ([`Executor`], *optional*): Given by that loop: calls the functions of a round, or captures them.
 
     Raises:
         ValueError: If `assistant_model` is not a drafter of this package, or does not fit the target.
@@ -100,7 +100,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         model_kwargs: dict[str, Any] | None = None,
         *,
         distribution: TokenDistribution | None = None,
-        workspace: Workspace | None = None,
+        executor: Executor | None = None,
     ):
         drafter = _fitting(assistant_model, target_model)
         self.assistant_model = drafter
@@ -108,16 +108,15 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.num_assistant_tokens = most_proposals(drafter, target_model, generation_config)
         wants_states = bool(generation_config.return_dict_in_generate and generation_config.output_hidden_states)
         self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)
-        self.timer = PhaseTimer(device=input_device(target_model))
+        self.executor = executor or Executor()
         if distribution is None:
             distribution = TokenDistribution(logits_processor or LogitsProcessorList(), _stops_of(generation_config))
         self.distribution = distribution.without_state()
         self.policy = policy_for(
-            drafter, target_model, self.num_assistant_tokens, bool(generation_config.do_sample), workspace is not None
+            drafter, target_model, self.num_assistant_tokens, bool(generation_config.do_sample), self.executor.is_fixed
         )
         self.lookup = PromptLookup.of_call(generation_config, drafter.config)
         self._do_sample = bool(generation_config.do_sample)
-        self._workspace = workspace
         self._session = self._new_session()
         # What Transformers' loop is told round by round.
         self._stats = DecodingStats.of_rows(self.num_assistant_tokens, 1)
@@ -208,11 +207,11 @@ class DominoCandidateGenerator(CandidateGenerator):
     def _new_session(self, context: ContextCache | None = None) -> DraftSession:
         drafter = self.assistant_model
         target = self.target
-        if self._workspace is not None:
-            return StaticDraftSession(drafter, target, self.distribution, self.timer, self._workspace)
+        if isinstance(self.executor, Workspace):
+            return StaticDraftSession(drafter, target, self.distribution, self.executor)
         if drafter.config.learns_while_drafting:
-            return RecyclingSession(drafter, target, self.distribution, self.timer)
-        return DraftSession(drafter, target, self.distribution, self.timer, context)
+            return RecyclingSession(drafter, target, self.distribution, self.executor)
+        return DraftSession(drafter, target, self.distribution, self.executor, context)
 
     def _room(self, length: int, positions_left: int | None) -> int:
         """Most proposals behind sequences of this length; prompt lookup goes no further past the end than a draft."""

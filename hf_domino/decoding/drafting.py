@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hf_domino.decoding.branches import CorrectedBranches, DraftBranches, SteppingBranches
+from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.growing import grow
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
@@ -18,7 +19,6 @@ from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
-from hf_domino.statistics.phases import PhaseTimer
 from hf_domino.target.view import Captured, TargetModel
 
 MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored
@@ -38,14 +38,14 @@ class DraftSession:
         drafter: DominoDraftModel,
         target: TargetModel,
         distribution: TokenDistribution,  # what drafts are chosen from
-        timer: PhaseTimer | None = None,
+        executor: Executor | None = None,
         context: ContextCache | None = None,  # of an earlier call, to go on from
     ):
         self.drafter = drafter
         self.target = target
         self.distribution = distribution
         drafter.vocabulary.prepare(target)
-        self.timer = timer or PhaseTimer(enabled=False)
+        self.executor = executor or Executor()
         self._cache = context or drafter.new_context()
         # On other devices, knowing which token to look up would have to be waited for.
         if drafter.head and drafter.device.type == "cpu":
@@ -111,7 +111,7 @@ class DraftSession:
     def context(self) -> ContextCache | None:
         """Store and give all context observed so far; None where nothing of a text is kept."""
         if self._captured:
-            with self.timer.phase("draft"):
+            with self.executor.timer.phase("draft"):
                 self._draft(self._anchors[:, :0])
         return self._cache
 
@@ -136,30 +136,41 @@ class DraftSession:
         """Draft behind each row, the anchor last in it, beside the prefixes."""
         if not most:
             return Tree(prefixes.ids[:, :0])
-        with self.timer.phase("draft"):
+        with self.executor.timer.phase("draft"):
             hidden = self._draft(prefixes.last(), prefixes.endings)
-        with self.timer.phase("rollout"):
-            name = "rollout" if num_nodes is None else "grow"
-            return self.distribution.run(name, self._choose, prefixes, hidden, noise, most, num_nodes, least_chance)
+        with self.executor.timer.phase("correction"):
+            given = (hidden, prefixes, self.distribution, noise, most)
+            if num_nodes is None:
+                return self.executor.run(self.choose_chain, *given)
+            return self.executor.run(self.grow_tree, *given, num_nodes, least_chance)
 
-    def _choose(
+    def choose_chain(
         self,
-        distribution: TokenDistribution,
+        hidden: torch.Tensor,  # what was drafted behind the anchors, [B, C, H]
         prefixes: Prefixes,
+        distribution: TokenDistribution,
+        noise: torch.Tensor | None,  # [B, C, V] or of more steps
+        most: int,
+    ) -> Tree:
+        """Choose proposals one behind the other."""
+        return Tree(self._branches_of(hidden, prefixes, distribution, noise, most).chain())
+
+    def grow_tree(
+        self,
         hidden: torch.Tensor,
+        prefixes: Prefixes,
+        distribution: TokenDistribution,
         noise: torch.Tensor | None,
         most: int,
-        num_nodes: int | None,
+        num_nodes: int,
         least_chance: float,
     ) -> Tree:
-        """Choose proposals along branches behind draft hidden states."""
-        branches = self._branches_of(hidden, prefixes, distribution, noise, most, num_nodes is not None)
-        if num_nodes is None:
-            return Tree(branches.chain())
+        """Choose proposals that branch; see [`grow`]."""
+        branches = self._branches_of(hidden, prefixes, distribution, noise, most, True)
         return grow(branches, num_nodes, least_chance, self._ends)
 
     def _branches_of(self, *arguments: Any) -> DraftBranches:
-        """DraftBranches behind what was drafted; arguments are those of [`DraftBranches`] from there on."""
+        """Branches behind what was drafted; arguments are those of [`DraftBranches`] from `hidden` on."""
         branches = self.drafter.branches(self.target, arguments[0], self._anchors, self._cache)
         if branches is not None:
             return SteppingBranches(branches, self.drafter, self.target, *arguments)

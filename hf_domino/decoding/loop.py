@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,20 +21,15 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import keep_context, kept_context
+from hf_domino.decoding.call import Call
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
 from hf_domino.decoding.noise import StepNoise
-from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.parts import parts_of
 from hf_domino.decoding.policy import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Outcome, Plan
-from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.step_outputs import StepOutputs
-from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.decoding.tree_support import why_chain
-from hf_domino.decoding.verification import check_drawn, take, verify
+from hf_domino.decoding.verification import accept, check_drawn, take
 from hf_domino.methods import DominoDraftModel
 from hf_domino.statistics.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
@@ -77,28 +72,15 @@ def assisted_decoding(
         `torch.Tensor` or `GenerateDecoderOnlyOutput`: Prompts and new tokens, `[B, T + new]`.
     """
     start = time.perf_counter()
-    input_ids, batch_size = input_ids.long(), len(input_ids)
+    input_ids = input_ids.long()
     if (positions := model_kwargs.get("position_ids")) is not None:
-        model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], batch_size, -1)
-    stops = KnownStops.among(stopping_criteria)
-    step_outputs = StepOutputs(generation_config)
-    most = most_proposals(drafter, model, generation_config)
-    stats = DecodingStats.of_rows(most, batch_size, recognise(drafter.config, model))
-    stats.why_growing = why_growing
-    hand_out(streamer, stats)
-    context, has_gap = kept_context(model_kwargs[CACHE], drafter, batch_size)
-    config = generation_config
-    wanted = step_outputs.forward_kwargs
-    distribution, runner, generator = parts_of(
-        model, drafter, logits_processor, stops, input_ids, model_kwargs, config, wanted, context
-    )
-    committed = CommittedSequences(input_ids, stopping_criteria, config, streamer, stops)
-    generator.lookup.read = committed.tokens
-    rows = list(range(batch_size))
-    generation = _Generation(runner, generator, distribution, committed, stats, step_outputs, rows)
-    generation.run(input_ids, generation_config)
+        model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], len(input_ids), -1)
+    call = Call(model, drafter, input_ids, generation_config, logits_processor, stopping_criteria, model_kwargs)
+    generation = Generation(call, streamer)
+    generation.stats.why_growing = why_growing
+    generation.run()
     generation.finish_stats(time.perf_counter() - start)
-    return generation.result(batch_size, generation_config.return_dict_in_generate, has_gap)
+    return generation.result()
 
 
 def decode_mode(target: PreTrainedModel) -> AbstractContextManager:
@@ -107,19 +89,34 @@ def decode_mode(target: PreTrainedModel) -> AbstractContextManager:
     return enter()
 
 
-@dataclass
-class _Generation:
-    """The parts of one call, and the rows of the batch that are still generated."""
+class Generation:
+    """The rounds of one call.
 
-    runner: TargetRunner
-    generator: DominoCandidateGenerator
-    distribution: TokenDistribution
-    committed: CommittedSequences
-    stats: DecodingStats
-    step_outputs: StepOutputs
-    rows: list[int]
-    steps: StepNoise | None = None  # None where the target does not sample
-    is_walked: bool = False  # whether rounds are verified position by position
+    Args:
+        call ([`Call`]): The call.
+        streamer (`BaseStreamer`, *optional*): Receives committed tokens.
+    """
+
+    def __init__(self, call: Call, streamer: BaseStreamer | None = None):
+        drafter = call.drafter
+        self.call = call
+        most = most_proposals(drafter, call.model, call.config)
+        self.stats = DecodingStats.of_rows(most, call.batch_size, recognise(drafter.config, call.model))
+        hand_out(streamer, self.stats)
+        context, self._has_gap = kept_context(call.model_kwargs[CACHE], drafter, call.batch_size)
+        self.executor = call.executor()
+        self.distribution = call.distribution(self.executor)
+        self.generator = DominoCandidateGenerator(
+            drafter, call.model, call.config, distribution=self.distribution, executor=self.executor
+        )
+        if context is not None and not call.is_fixed:
+            self.generator.continue_from(context)
+        self.runner = call.runner(self.generator.target, self.executor)
+        self.committed = call.committed(streamer)
+        self.generator.lookup.read = self.committed.tokens
+        self.rows = list(range(call.batch_size))  # of the batch, those that are still generated
+        self.noise: StepNoise | None = None  # None where the target does not sample
+        self.is_walked = False  # whether rounds are verified position by position
 
     @cached_property
     def _may_branch(self) -> bool:
@@ -127,11 +124,11 @@ class _Generation:
         self.stats.chain = why_chain(self.runner, self.generator.session)
         return self.stats.chain is None
 
-    def run(self, input_ids: torch.Tensor, generation_config: GenerationConfig) -> None:
+    def run(self) -> None:
         """Prefill and run all rounds; a round that is broken off leaves a cache that can be gone on from."""
-        timer = self.generator.timer
+        timer = self.executor.timer
         try:
-            self.prefill(input_ids, generation_config)
+            self.prefill()
             timer.reset()  # phases are those of the rounds
             with decode_mode(self.runner.model):
                 while self.rows:
@@ -139,30 +136,31 @@ class _Generation:
                         self.run_round()
         except BaseException:
             try:
-                self.runner.end(len(input_ids))
+                self.runner.end(self.call.batch_size)
             except Exception as error:  # not worth hiding what went wrong first
                 warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
             raise
         finally:
-            if self.steps is not None:
-                self.steps.end(self.committed.num_steps)
-        self.runner.end(len(input_ids))
+            if self.noise is not None:
+                self.noise.end(self.committed.num_steps)
+        self.runner.end(self.call.batch_size)
 
-    def result(self, batch_size: int, has_outputs: bool, has_gap: bool) -> torch.Tensor | GenerateDecoderOnlyOutput:
+    def result(self) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Return what `generate` returns; the drafter's context goes with a cache that is seen again."""
         cache = self.runner.cache
-        is_seen_again = batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
+        has_outputs = self.call.config.return_dict_in_generate
+        is_seen_again = self.call.batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
         if is_seen_again and (context := self.generator.context()) is not None:
-            keep_context(cache, self.generator.assistant_model, context, has_gap)
+            keep_context(cache, self.generator.assistant_model, context, self._has_gap)
         self.runner.release()
-        result = self.committed.result(cache, **self.step_outputs.results())
+        result = self.committed.result(cache, **self.call.step_outputs.results())
         if has_outputs:
             hand_out(result, self.stats)
         return result
 
     def finish_stats(self, seconds: float) -> None:
         """Note what the whole call did, in that time, as the drafter's last statistics."""
-        timer = self.generator.timer
+        timer = self.executor.timer
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
         if timer.enabled:
@@ -171,29 +169,22 @@ class _Generation:
             self.stats.phases = None
         record_stats(self.generator.assistant_model, self.stats)
 
-    def prefill(self, input_ids: torch.Tensor, config: GenerationConfig) -> None:
+    def prefill(self) -> None:
         """Process the prompts and commit the first tokens, which are the target's own."""
+        call = self.call
         # `generate` drops a mask of ones, and notes how long it was.
-        mask_length = getattr(config, "_mask_length", None)
-        logits, captured = self.runner.prefill(input_ids, config.prefill_chunk_size, mask_length)
+        mask_length = getattr(call.config, "_mask_length", None)
+        logits, captured = self.runner.prefill(call.input_ids, call.config.prefill_chunk_size, mask_length)
         length = self.runner.prompt_length
         self.generator.observe_prompt(captured, length, self.runner.prompt_mask(length))
-        prefixes = self.committed.prefixes(self.rows)
-        scores = self.distribution.scores(prefixes, logits)
-        if config.do_sample:
-            most = self.distribution.stops.max_length
-            start = input_ids.shape[1]
-            if most is None:
-                num_steps = None
-            else:
-                num_steps = max(most - start, 1)
-            self.steps = StepNoise(len(input_ids), logits.shape[2], input_ids.device, num_steps)
+        scores = self.distribution.scores(self.committed.prefixes(self.rows), logits)
+        self.noise = call.noise(logits.shape[2])
         tokens = take(scores, self._noise(0))
         self.committed.commit(self.rows, tokens, [1] * len(self.rows), logits, scores)
-        if self.step_outputs.forward_kwargs:
-            self.step_outputs.add_prompt(self.runner.outputs)
-        is_single = len(self.rows) == 1 and input_ids.is_cpu and not self.runner.is_fixed
-        self.is_walked = self.distribution.may_keep_state or (is_single and logits.shape[2] >= WALKED_VOCABULARY)
+        if call.step_outputs.forward_kwargs:
+            call.step_outputs.add_prompt(self.runner.outputs)
+        is_long = len(self.rows) == 1 and call.input_ids.is_cpu and logits.shape[2] >= WALKED_VOCABULARY
+        self.is_walked = self.distribution.may_keep_state or (is_long and not call.is_fixed)
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
         self._go_on_with(unfinished)
@@ -205,8 +196,8 @@ class _Generation:
         plan = self._plan(prefixes)
         noise = self._noise(plan.length)
         proposals = self.generator.propose(plan, prefixes, noise)
-        with self.generator.timer.phase("verify"):
-            logits, captured = self.runner.check_block(prefixes.last(), proposals)
+        with self.executor.timer.phase("verify"):
+            logits, captured = self.runner.forward_block(prefixes.last(), proposals)
             if self.is_walked:
                 outcome = self._walk(plan, proposals, logits, noise)
             else:
@@ -227,15 +218,15 @@ class _Generation:
 
     def _noise(self, most: int) -> torch.Tensor | None:
         """The noise `[B, most + 1, V]` of the steps whose tokens a round of at most so many proposals may bring."""
-        if self.steps is None:
+        if self.noise is None:
             return None
-        return self.steps.ahead(self.rows, self.committed.num_new(self.rows), most + 1)
+        return self.noise.ahead(self.rows, self.committed.num_new(self.rows), most + 1)
 
     def _commit(
         self, plan: Plan, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None
     ) -> Outcome:
         """Verify all positions together, and append to the texts what was accepted."""
-        verification = self.distribution.run("accept", verify, prefixes, proposals, logits, noise)
+        verification = self.executor.run(accept, self.distribution, prefixes, proposals, logits, noise)
         # One transfer for the whole round: everything the host must know.
         found = verification.decided.tolist()
         counts = [values[0] for values in found]
@@ -281,8 +272,8 @@ class _Generation:
     def _settle(self, outcome: Outcome, captured: Captured) -> None:
         """Bring the target's cache and the proposer's context to the committed tokens, and drop rows that are done."""
         kept = outcome.num_kept
-        if self.step_outputs.forward_kwargs:
-            self.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, outcome.path)
+        if self.call.step_outputs.forward_kwargs:
+            self.call.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, outcome.path)
         unfinished = self.committed.unfinished
         if unfinished or len(self.rows) == 1:
             self.generator.observe_block(captured, kept)

@@ -65,6 +65,18 @@ class Prefixes:
         first, end = (lengths.start, lengths.stop) if bounds is None else bounds
         return (first <= self._lengths) & (self._lengths < end)
 
+    def packed(self, capacity: int) -> torch.Tensor:
+        """All of it in one shape: how many tokens each row has, then its ids and anything, `[B, 1 + capacity]`."""
+        length = self.longest
+        text = torch.nn.functional.pad(self.ids[:, :length], (1, capacity - length))
+        text[:, :1] = self.ends
+        return text
+
+    @classmethod
+    def unpacked(cls, text: torch.Tensor) -> Prefixes:
+        """The prefixes that were packed to `[B, 1 + capacity]`; which rows of the batch they are is not known."""
+        return cls(text[:, 1:], text[:, :1], list(range(len(text))))
+
     def last(self) -> torch.Tensor:
         """The last token of each row, `[B, 1]`."""
         return self.endings(1)

@@ -30,7 +30,7 @@ class RecyclingSession(DraftSession):
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
         """Take what the target made of all positions, rejected ones too."""
-        with self.timer.phase("draft"):
+        with self.executor.timer.phase("draft"):
             tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)
             self.drafter.learn(tokens.flatten(), logits.flatten(0, 1))
 

@@ -27,24 +27,22 @@ from hf_domino.decoding.caches import (
     move_forward,
     recurrent_layers,
 )
+from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.tree import Tree, along, tree_inputs
-from hf_domino.statistics.phases import PhaseTimer
 from hf_domino.target.view import Captured, TargetModel
 
 
 class TargetRunner:
     """Runs the target through `generate`'s own input preparation and keeps its cache at the committed tokens."""
 
-    is_fixed = False  # whether its cache has a fixed shape
-
     def __init__(
         self,
         target: TargetModel,
         model_kwargs: dict[str, Any],  # as `generate` prepared them
+        executor: Executor | None = None,
         forward_kwargs: Mapping[str, bool] | None = None,  # what else to ask the forwards for
-        timer: PhaseTimer | None = None,
     ):
-        self._timer = timer or PhaseTimer(enabled=False)
+        self._executor = executor or Executor()
         self.target = target
         self.model: PreTrainedModel = target.model
         self.kwargs = model_kwargs
@@ -155,7 +153,7 @@ class TargetRunner:
             return self.cache.get_seq_length()
         return int(positions.max())
 
-    def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
+    def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
         """Run the target over anchors `[B, 1]` and proposals: logits `[B, W, V]` and captured hidden states."""
         width = proposed.num_nodes + 1
         if width > 1:
@@ -280,7 +278,7 @@ class TargetRunner:
             inputs = arrange(inputs, self.model)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = logits_to_keep
-        with self._timer.phase("target_forward"):
+        with self._executor.timer.phase("target_forward"):
             outputs = self.model(**(inputs | self._forward_kwargs))
         if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 starts a new one for long prompts
             self.kwargs[CACHE] = getattr(outputs, CACHE)

@@ -8,7 +8,8 @@ Shapes: B rows, N positions, R positions of all rows, V vocabulary, D tokens of 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from hf_domino.decoding.processors import (
     STATELESS,
     Banned,
     Effect,
+    Holder,
     effect_of,
     one_by_one,
 )
@@ -105,9 +107,26 @@ class TokenDistribution:
         vars(distribution).update(changed)
         return distribution
 
-    def run(self, name: str, function: Callable[..., Any], prefixes: Prefixes, *inputs: Any) -> Any:
-        """Call a function of the distribution, prefixes and inputs; where shapes are fixed, as a stage of that name."""
-        return function(self, prefixes, *inputs)
+    @property
+    def key(self) -> Hashable | None:
+        """What a captured function that uses it depends on; None if it reads a result back, or asks a caller."""
+        parts: list[Hashable] = []
+        for step in self.steps:
+            if isinstance(step, Effect):
+                parts.append(step.key)
+            elif type(step) in PREFIX_FREE and type(step) not in CHECKS_DISTRIBUTION:  # which reads a result back
+                parts.append((type(step), *sorted(vars(step).items())))
+            else:
+                parts.append(None)
+        if None in parts:
+            return None
+        return tuple(parts)
+
+    def hold(self, hold: Holder) -> None:
+        """Keep the tensors of its effects where captured functions find them."""
+        for index, effect in enumerate(self.effects):
+            name = f"distribution {index} {type(effect.processor).__name__}"
+            effect.hold(partial(_hold_field, hold, name))
 
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenDistribution]:
         """Forbid beforehand what only depends on how long the text is.
@@ -205,6 +224,10 @@ class TokenDistribution:
                 else:
                     scores = step(prefixes.ids, scores)
         return scores.float()
+
+
+def _hold_field(hold: Holder, effect: str, name: str, values: torch.Tensor) -> torch.Tensor:
+    return hold(f"{effect} {name}", values)
 
 
 def stateful_processors(processors: Iterable[LogitsProcessor]) -> list[str]:

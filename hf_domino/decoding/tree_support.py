@@ -50,7 +50,7 @@ def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
     if unknown := [name for name in tensors if name not in FOLLOW_TREES]:
         return f"the target reads {unknown[0]}"
     # An empty cache of the caller's has no layers yet, and layers of fixed shape say less.
-    if kind := unalignable(DynamicCache(config=text)) or (not runner.is_fixed and unalignable(runner.cache)):
+    if kind := unalignable(DynamicCache(config=text)) or (not session.executor.is_fixed and unalignable(runner.cache)):
         return f"a cache with {kind}"
     attention = getattr(text, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):

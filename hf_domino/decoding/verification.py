@@ -34,14 +34,14 @@ class Verification:
         return self.decided[:, 1:]
 
 
-def verify(
+def accept(
     distribution: TokenDistribution,
     prefixes: Prefixes,
     proposals: Tree,
     logits: torch.Tensor,  # [R, W, V]
     noise: torch.Tensor | None,  # of the steps from the anchor's on, [R, C + 1, V] or more; None for the likeliest
 ) -> Verification:
-    """Verify a round from the target's logits, without a synchronisation."""
+    """Accept proposals by the target's logits, without a synchronisation."""
     scores = distribution.scores(prefixes, logits, lambda: proposals.seen_by(prefixes))
     # [R, W] both. Wrong branches have tokens too, which are passed over.
     values, chosen = (None, choose(scores)) if noise is None else proposals.sample(scores, noise)

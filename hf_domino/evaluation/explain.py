@@ -192,7 +192,7 @@ def _explain(
     if size is not None and why_chain(runner, session) is not None:
         size = None
     tree = session.propose(prefixes, drafter.config.num_draft_tokens, num_nodes=size)
-    logits, _ = runner.check_block(prefixes.last(), tree)
+    logits, _ = runner.forward_block(prefixes.last(), tree)
     seen = tree.seen_by(prefixes)
     parents = torch.arange(tree.num_nodes)
     if tree.parents is not None:

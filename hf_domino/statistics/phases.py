@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-PHASES = ("draft", "rollout", "target_forward", "verify", "rest")
+PHASES = ("draft", "correction", "target_forward", "verify", "rest")
 
 _timing_phases: ContextVar[bool] = ContextVar("timing_phases", default=False)
 

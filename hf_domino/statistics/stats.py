@@ -58,8 +58,8 @@ class DecodingStats:
         pauses (`list[Pause]`): When drafting paused, and why.
         num_paused (`int`): Single steps, over all rows, because drafting paused.
         phases (`dict[str, float]`, *optional*): Seconds of all rounds, prefill not counted, inside [`timed_phases`]:
-            `draft` (the drafter's forward), `rollout`, `target_forward`, `verify` (choosing and committing) and `rest`.
-            Their sum is the whole.
+            `draft` (the drafter's forward), `correction`, `target_forward`, `verify` (choosing and committing) and
+            `rest`. Their sum is the whole.
         target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
             name or an adapter; None if in nothing, or if the drafter's configuration does not say.
         copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).

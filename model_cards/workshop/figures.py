@@ -60,11 +60,11 @@ KIND_COLOURS = {
 PHASE_COLOURS = {
     "target_forward": "#3b74b8",
     "draft": "#a9802f",
-    "rollout": "#2f8a45",
+    "correction": "#2f8a45",
     "verify": "#c0483c",
     "rest": "#8c959f",
 }
-OVERHEAD = ("verify", "rest")  # phases beside the forwards and the rollout, which every round needs
+OVERHEAD = ("verify", "rest")  # phases beside the forwards and the correction, which every round needs
 Summaries = dict[tuple[str, str], Summary]  # of mode and method
 
 

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from figures import FAINT, INK, PHASE_COLOURS, WIDTH, draw
 from hf_domino.evaluation.explain import Round
 
-KEPT, MISSED, OWN = (PHASE_COLOURS[name] for name in ("rollout", "verify", "target_forward"))
+KEPT, MISSED, OWN = (PHASE_COLOURS[name] for name in ("correction", "verify", "target_forward"))
 LINE_HEIGHT = 0.52  # inches
 
 

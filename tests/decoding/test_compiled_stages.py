@@ -176,7 +176,7 @@ def test_many_widths_do_not_run_into_the_limit_of_recompilations(config, traced,
     widths = range(2, 2 * torch._dynamo.config.cache_size_limit + 4)
     for _ in range(2):
         for width in widths:
-            (doubled,) = graphs(("verify", "a stage"), lambda block: (2 * block,), torch.ones(1, width))
+            (doubled,) = graphs(("target_forward", "a stage"), lambda block: (2 * block,), torch.ones(1, width))
             assert doubled.shape == (1, width)
     assert len(traced) == len(widths)
     assert warned == []
@@ -257,7 +257,7 @@ def test_a_stage_that_cannot_be_compiled_runs_as_it_is(tiny_qwen3, make_drafter,
     drafter, plain = make_drafter(tiny_qwen3), tiny_qwen3.generate(PROMPT, **GREEDY)
     for _ in range(2):
         assert torch.equal(generate(tiny_qwen3, drafter, CompileConfig(backend=failing)), plain)
-    assert [name for name, _ in warned] == ["backbone", "verify"]
+    assert [name for name, _ in warned] == ["backbone", "target_forward"]
     assert all("no compiler here" in reason for _, reason in warned)
     assert len(tried) == 2
 
@@ -269,7 +269,7 @@ def test_a_compiled_stage_that_cannot_be_captured_is_captured_as_it_is(
     drafter, plain = make_drafter(tiny_qwen3), tiny_qwen3.generate(PROMPT, **GREEDY)
     for _ in range(2):
         assert torch.equal(generate(tiny_qwen3, drafter, config), plain)
-    assert [name for name, _ in warned] == ["backbone", "verify"]
+    assert [name for name, _ in warned] == ["backbone", "target_forward"]
     assert captured == [None] + [False] * 4
 
 
@@ -284,7 +284,7 @@ def test_an_error_of_the_model_is_raised_as_it_is(tiny_qwen3, make_drafter, conf
             generate(tiny_qwen3, make_drafter(tiny_qwen3), config)
     finally:
         hook.remove()
-    assert [name for name, _ in warned] == ["verify"]
+    assert [name for name, _ in warned] == ["target_forward"]
 
 
 @pytest.mark.parametrize(

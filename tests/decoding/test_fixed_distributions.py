@@ -12,8 +12,7 @@ from test_processors import KINDS, V, numbers
 from transformers import LogitsProcessorList
 
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.static.distributions import FixedDistribution
-from hf_domino.decoding.stopping import KnownStops
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.tree import Tree
 
 CAPACITY, CASES = 24, 12
@@ -41,10 +40,25 @@ def texts_of(ids, tokens, is_chain):
     return [torch.cat((ids, tokens[:, list(path)]), dim=1) for path in paths]
 
 
+def held_distribution(processors, space):
+    distribution = TokenDistribution(processors)
+    distribution.hold(space.hold)
+    return distribution
+
+
+def packed(distribution, prefixes):
+    """What a workspace makes of prefixes."""
+    return prefixes.packed(CAPACITY) if distribution.needs_prefix else prefixes.last()
+
+
+def unpacked(distribution, text):
+    return Prefixes.unpacked(text) if distribution.needs_prefix else Prefixes.of(text)
+
+
 def needs(processors):
     """What a recording is made for: the key, and shapes of what is held."""
     space = Space()
-    key = FixedDistribution(LogitsProcessorList(processors), KnownStops(), space).key
+    key = held_distribution(LogitsProcessorList(processors), space).key
     return key, {name: tensor.shape for name, tensor in space.held.items()}
 
 
@@ -69,12 +83,12 @@ def test_a_recording_plays_other_texts_and_numbers(kind, is_chain):
         for processors in two_of(kinds, draw):
             ids, tokens = torch.randint(V, (1, draw.randint(1, 12))), torch.randint(V, (1, len(PARENTS)))
             logits = (3 * torch.randn(1, len(PARENTS) + 1, V)).to(draw.choice([torch.float32, torch.bfloat16])).float()
-            fixed = FixedDistribution(processors, KnownStops(), space)
-            inputs = (logits, fixed.text(Prefixes.of(ids)), tokens)
+            fixed = held_distribution(processors, space)
+            inputs = (logits, packed(fixed, Prefixes.of(ids)), tokens)
             if recording is None:
                 buffers = tuple(tensor.clone() for tensor in inputs)
                 with Recording() as recording:
-                    prefixes, tree = fixed.prefixes(buffers[1]), Tree(buffers[2], parents, 3)
+                    prefixes, tree = unpacked(fixed, buffers[1]), Tree(buffers[2], parents, 3)
                     outputs = fixed.scores(prefixes, buffers[0], partial(tree.seen_by, prefixes))
             for buffer, tensor in zip(buffers, inputs, strict=True):
                 buffer.copy_(tensor)

@@ -121,7 +121,7 @@ def test_compiled_stages_are_captured(distribution, captures, monkeypatch):
         states.append(torch.cuda.get_rng_state())
     assert captures["failed"] == []
     assert captures["captured"] == 6  # four, and the compiled two
-    assert sorted(compiled) == ["backbone", "verify"]
+    assert sorted(compiled) == ["backbone", "target_forward"]
     if not distribution["do_sample"]:
         assert torch.equal(texts[0], target.generate(PROMPT.cuda(), **options))
     assert all(torch.equal(text, texts[0]) for text in texts)

@@ -138,7 +138,7 @@ def test_draws_are_those_of_growing_rounds(target, make_drafter, distribution):
     with recorded_graphs() as made:
         assert draw(**STATIC) == draw(**STATIC) == grown
         is_stage = distribution != "eta"  # which reads a result back
-        assert (made[0].names == {"backbone", "rollout", "verify", "accept"}) == is_stage
+        assert (made[0].names == {"backbone", "choose_chain", "target_forward", "accept"}) == is_stage
 
 
 @pytest.mark.parametrize("family", ["Mistral", "GPT2"])
@@ -207,7 +207,7 @@ def test_later_calls_take_the_buffers_and_graphs_of_the_first(target, make_draft
     drafter = make_drafter(target)
     for prompt, new_tokens in ((PROMPT, 20), (PROMPT[:, :3], 30), (PROMPT.flip(1), 10), (PROMPT.repeat(1, 2), 3)):
         assert_equal_to_plain(target, drafter, prompt, max_new_tokens=new_tokens)
-    assert [made.num_captured for made in recorded] == [4]  # backbone, rollout, verification, acceptance
+    assert [made.num_captured for made in recorded] == [4]  # backbone, correction, target forward, acceptance
     assert_equal_to_plain(target, drafter, PROMPT, max_new_tokens=70)  # longer than what is there
     assert [made.num_captured for made in recorded] == [4, 4]
 

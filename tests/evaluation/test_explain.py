@@ -18,13 +18,13 @@ ARGUMENTS = {"do_sample": False, "repetition_penalty": 1.3, "eos_token_id": -1}
 @pytest.fixture
 def real_rounds(monkeypatch):
     """The trees that the rounds of the calls to come propose."""
-    rounds, check_block = [], TargetRunner.check_block
+    rounds, forward_block = [], TargetRunner.forward_block
 
     def noted(self, anchors, proposed):
         rounds.append(proposed)
-        return check_block(self, anchors, proposed)
+        return forward_block(self, anchors, proposed)
 
-    monkeypatch.setattr(TargetRunner, "check_block", noted)
+    monkeypatch.setattr(TargetRunner, "forward_block", noted)
     return rounds
 
 

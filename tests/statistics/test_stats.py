@@ -32,7 +32,7 @@ def test_a_phase_inside_another_counts_once(monkeypatch):
     timer = PhaseTimer(enabled=True)
     with timer.phase("rest"), timer.phase("verify"), timer.phase("target_forward"):
         pass
-    assert timer.seconds() == {"draft": 0, "rollout": 0, "target_forward": 5, "verify": 3, "rest": 11}
+    assert timer.seconds() == {"draft": 0, "correction": 0, "target_forward": 5, "verify": 3, "rest": 11}
 
 
 def test_what_is_reset_is_forgotten():

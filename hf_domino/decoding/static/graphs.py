@@ -29,7 +29,7 @@ logger = logging.get_logger(__name__)
 
 WARM_UPS = 2  # runs before a capture: libraries pick their kernels and allocate their workspaces
 MAX_GRAPHS = MAX_COMPILED = 64  # of one workspace; calls that vary a sampling parameter would add some each
-COMPILED = ("verify", "backbone")  # the rollout cannot be traced, and acceptance is a few kernels
+COMPILED = ("target_forward", "backbone")  # the correction cannot be traced, and acceptance is a few kernels
 # Graphs are captured here, and never inside one another.
 MODES = {"default": None, "reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
 MAKES_GRAPHS = "triton.cudagraphs"  # an option of inductor

@@ -1,4 +1,4 @@
-"""Both sides of a round of fixed shape, as stages: the target's forward, and backbone, rollout or growth.
+"""Both sides of a round of fixed shape, as functions that can be captured: the target forward, and the backbone.
 
 The target's cache never grows: a round moves its length and nothing else.
 
@@ -27,25 +27,21 @@ from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
-from hf_domino.statistics.phases import PhaseTimer
 from hf_domino.target.view import Captured, TargetModel
 
 
 class StaticRunner(TargetRunner):
     """Runs the target on a cache of fixed shape; a round moves the cache's length and nothing else."""
 
-    is_fixed = True
-
     def __init__(
         self,
         target: TargetModel,
         drafter: DominoDraftModel,
         model_kwargs: dict[str, Any],
-        timer: PhaseTimer,
         workspace: Workspace,
         is_returned: bool,  # whether the caller gets the cache: then it is a copy that grows
     ):
-        super().__init__(target, model_kwargs | {CACHE: workspace.cache}, timer=timer)
+        super().__init__(target, model_kwargs | {CACHE: workspace.cache}, workspace)
         self._drafter = drafter
         self._workspace = workspace
         self._is_returned = is_returned
@@ -104,7 +100,7 @@ class StaticRunner(TargetRunner):
         kept, places = torch.unique(ends, return_inverse=True)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = kept
-        with self._timer.phase("target_forward"):
+        with self._executor.timer.phase("target_forward"):
             outputs = self.model(**(inputs | self._forward_kwargs))
         self.outputs = outputs
         if outputs.logits.shape[1] == len(kept):
@@ -149,7 +145,7 @@ class StaticRunner(TargetRunner):
             if name not in taken
         }
         names = [(name, "" if isinstance(v, torch.Tensor) else repr(v)) for name, v in self._options.items()]
-        self._key = ("verify", *sorted(self._tensors), *sorted(names))
+        self._key = (*sorted(self._tensors), *sorted(names))
         self._select(rows)
 
     def _hold_rows(self, name: str, values: torch.Tensor) -> torch.Tensor:
@@ -174,8 +170,8 @@ class StaticRunner(TargetRunner):
         """The largest position of the next anchors."""
         return max(self._next_positions)
 
-    def check_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
-        """Verify as [`TargetRunner.check_block`] does; a chain is filled up to one of a few widths (W)."""
+    def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
+        """Verify as [`TargetRunner.forward_block`] does; a chain is filled up to one of a few widths (W)."""
         num_checked = proposed.num_nodes + 1
         block = torch.cat((anchors, proposed.tokens), dim=1)
         if proposed.parents is None:
@@ -186,11 +182,11 @@ class StaticRunner(TargetRunner):
             inputs: tuple[torch.Tensor, ...] = (torch.nn.functional.pad(block, (0, width - num_checked)),)
         else:
             inputs = (block, proposed.depths, proposed.sees)
-        with self._timer.phase("target_forward"):
-            logits, captured = self._workspace.run(self._key, self._verify, *inputs)
+        with self._executor.timer.phase("target_forward"):
+            logits, captured = self._executor.run(self.target_forward, *inputs, key=self._key)
         return logits[:, :num_checked], captured
 
-    def _verify(
+    def target_forward(
         self, block: torch.Tensor, depths: torch.Tensor | None = None, sees: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Captured]:
         """The forward over the block `[B, W]`: logits and captured hidden states. Writes behind the cache's lengths."""
@@ -224,8 +220,8 @@ class StaticRunner(TargetRunner):
         path = torch.nn.functional.pad(path.to(self._device), (0, self._most + 1 - path.shape[1]))
         cache = self._workspace.cache
         cache.reserve(path.shape[1])
-        self._workspace.run("take", cache.take, path)
-        self._workspace.run("put", cache.put, path)
+        self._executor.run(cache.take, path)
+        self._executor.run(cache.put, path)
         return tuple(along(path, states) for states in captured)
 
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
@@ -268,12 +264,10 @@ class StaticDraftSession(DraftSession):
         drafter: DominoDraftModel,
         target: TargetModel,
         distribution: TokenDistribution,
-        timer: PhaseTimer,
         workspace: Workspace,
     ):
-        super().__init__(drafter, target, distribution, timer)
+        super().__init__(drafter, target, distribution, workspace)
         self._fixed = workspace.context
-        self._workspace = workspace
         ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
         self._ends = workspace.hold("ends", ends)
         self._table = None
@@ -283,7 +277,7 @@ class StaticDraftSession(DraftSession):
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
         """Store the prompts, which are of any length and no stage."""
         self._fixed.announce(counts)
-        self._backbone(position_ids[:, :0], self._joined(captured))
+        self.backbone(position_ids[:, :0], self._joined(captured))
 
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
         """Take the hidden states `[B, W, H]` of a verified block; the committed ones, the first, are valid."""
@@ -304,8 +298,8 @@ class StaticDraftSession(DraftSession):
         """Put hidden states that wait for a drafted block into the context now."""
         if self._pending is not None:
             no_block = self._pending.new_zeros(len(self._pending), 0, dtype=torch.long)
-            with self.timer.phase("draft"):
-                self._workspace.run("backbone", self._backbone, no_block, self._pending)
+            with self.executor.timer.phase("draft"):
+                self.executor.run(self.backbone, no_block, self._pending)
 
     def context(self) -> ContextCache:
         """A copy of all context observed so far."""
@@ -322,9 +316,10 @@ class StaticDraftSession(DraftSession):
             pending = torch.zeros(shape, dtype=self.target.model.dtype, device=self.drafter.device)
             self._fixed.announce([0] * len(anchors))
         self._pending = None
-        return self._workspace.run("backbone", self._backbone, anchors, pending)
+        return self.executor.run(self.backbone, anchors, pending)
 
-    def _backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> torch.Tensor:
+    def backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> torch.Tensor:
+        """Store context features of pending hidden states and draft behind the anchors: draft hidden states."""
         context = self._fixed
         num_rows = len(pending)
         positions = context.starts[:num_rows, None] + torch.arange(pending.shape[1], device=self.drafter.device)

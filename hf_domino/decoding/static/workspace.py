@@ -1,6 +1,7 @@
 """Workspaces: the fixed-shape buffers and captured graphs of a target and a drafter, kept from one call to the next.
 
-Stages run on a power of two of sequences, so that few are captured while the sequences of a batch end one by one.
+A workspace is the executor of rounds of fixed shape. Functions run on a power of two of sequences, so that few shapes
+are captured while the sequences of a batch end one by one.
 
 Capturing takes seconds, so a call takes the workspace an earlier one has left, if its text fits, and gives it back when
 it is done. A call has its workspace for itself: calls in several threads each make their own, and the last one back
@@ -11,18 +12,23 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import register_pytree_node, tree_flatten, tree_map_only, tree_unflatten
 from transformers import Cache, PreTrainedModel
 from transformers.utils import output_capturing
 
 from hf_domino._common.notices import logger
+from hf_domino.decoding.executor import Executor
+from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext
 from hf_domino.decoding.static.graphs import StageGraphs
+from hf_domino.decoding.tree import Tree
+from hf_domino.decoding.verification import Verification
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.view import TargetModel, has_hooks
 
@@ -32,14 +38,23 @@ LEAST_CAPACITY = 512  # on a GPU, where a shorter one saves no time
 # What layers with PEFT adapters go by beside weights: which of them, whether these are merged, and how much of each.
 OF_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
+register_pytree_node(
+    Tree, lambda tree: ([tree.tokens, tree.parents, tree.longest], None), lambda fields, _: Tree(*fields)
+)
+register_pytree_node(
+    Verification,
+    lambda found: ([found.scores, found.decided, found.path], None),
+    lambda fields, _: Verification(*fields),
+)
+
 _lock = threading.Lock()
 _idle: weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary[DominoDraftModel, Workspace]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-class Workspace:
-    """Buffers and graphs for one text at a time.
+class Workspace(Executor):
+    """Buffers and graphs for one call at a time: captures the functions of a round, where the device can.
 
     Holds no module: the graphs know where the weights are, and nothing keeps the models alive.
 
@@ -61,6 +76,7 @@ class Workspace:
         device: torch.device,
         state: Hashable = None,
     ):
+        super().__init__()
         self.capacity = capacity
         self.num_rows = num_rows
         self.device = device
@@ -71,30 +87,64 @@ class Workspace:
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
         self._held: dict[str, torch.Tensor] = {}
 
+    is_fixed = True
+
     def clear(self) -> None:
         """Start a new text."""
         self.cache.is_batch = False
         self.cache.clear()
         self.context.clear()
 
-    def run(self, key: Hashable, stage: Callable[..., Any], *inputs: torch.Tensor) -> Any:
-        """Run a stage on inputs of the sequences still generated, filled up to a power of two of sequences.
+    def run(self, function: Callable[..., Any], *inputs: Any, key: Hashable = ()) -> Any:
+        """Run a function on inputs of the sequences still generated, filled up to a power of two of sequences.
+
+        A captured function reads nothing back and has one shape. One that uses a distribution that reads values back,
+        or asks a caller's function, is called as it is.
 
         Args:
-            key (`Hashable`): As in [`StageGraphs`].
-            stage (`Callable`): Takes and returns tensors whose first dimension is that of sequences.
-            inputs (`torch.Tensor`): Of B sequences each. What fills them up is computed and not looked at: it reads and
-                writes rows of the buffers whose sequences have ended.
+            function (`Callable`): Takes and returns tensors whose first dimension is that of sequences.
+            inputs: Tensors of B sequences each. What fills them up is computed and not looked at: it reads and writes
+                rows of the buffers whose sequences have ended. Whatever else is among them is part of what a captured
+                function goes by: prefixes are packed into one tensor, a distribution goes by its key.
+            key (`Hashable`, *optional*): What else its launches depend on.
 
         Returns:
-            What the stage returns of the B sequences; valid until its next run.
+            What the function returns of the B sequences; valid until its next run.
         """
-        num_rows = len(inputs[0])
+        if all(isinstance(each, torch.Tensor) for each in inputs):  # which can be compiled
+            return self._run_bucket((function.__name__, key), function, list(inputs))
+        leaves, form = tree_flatten(inputs)
+        reads_text = any(isinstance(leaf, TokenDistribution) and leaf.needs_prefix for leaf in leaves)
+        keys: list[Hashable] = [function.__name__, key]
+        tensors = list[torch.Tensor]()
+        for leaf in leaves:
+            if isinstance(leaf, Prefixes):
+                leaf = leaf.packed(self.capacity) if reads_text else leaf.last()
+            if isinstance(leaf, torch.Tensor):
+                tensors.append(leaf)
+                keys.append(torch.Tensor)
+            elif isinstance(leaf, TokenDistribution):
+                if leaf.key is None:
+                    return function(*inputs)
+                keys.append(leaf.key)
+            else:
+                keys.append(leaf)
+
+        def of_tensors(*tensors: torch.Tensor) -> Any:
+            given = iter(tensors)
+            filled = [_filled(leaf, given, reads_text) for leaf in leaves]
+            return function(*tree_unflatten(filled, form))
+
+        return self._run_bucket(tuple(keys), of_tensors, tensors)
+
+    def _run_bucket(self, key: Hashable, function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
+        """Run a function of tensors, with the first sequence in place of those that are missing to a power of two."""
+        num_rows = len(tensors[0])
         missing = bucket_of(num_rows) - num_rows
-        if not missing:
-            return self.graphs(key, stage, *inputs)
-        filled = [torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:]))) for tensor in inputs]
-        found = self.graphs(key, stage, *filled)
+        if missing:
+            tensors = [torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:]))) for tensor in tensors]
+        found = self.graphs(key, function, *tensors)
+        # Also where none is missing: a tree keeps what it has worked out, and the next run writes over its tensors.
         return tree_map_only(torch.Tensor, lambda tensor: tensor[:num_rows], found)
 
     def hold(self, name: str, values: torch.Tensor) -> torch.Tensor:
@@ -112,6 +162,21 @@ class Workspace:
                 held = self._held[name] = torch.empty(values.shape, dtype=values.dtype, device=values.device)
         held.copy_(values)
         return held
+
+    def hold_on_device(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Keep values likewise, beside the target."""
+        return self.hold(name, values.to(self.device))
+
+
+def _filled(leaf: Any, tensors: Iterator[torch.Tensor], reads_text: bool) -> Any:
+    """An input of a captured function, its tensor or text the next of these."""
+    if isinstance(leaf, torch.Tensor):
+        return next(tensors)
+    if isinstance(leaf, Prefixes):
+        if reads_text:
+            return Prefixes.unpacked(next(tensors))
+        return Prefixes.of(next(tensors))
+    return leaf
 
 
 def take_workspace(

@@ -22,6 +22,7 @@ from hf_domino.target.identity import commit_of
 
 Row = dict[str, Any]
 OF_OPTIONS = ("batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size", "dtype", "seed")
+RENAMED_PHASES = {"rollout": "correction"}
 DATED = "date"  # may differ between the results of one run that was resumed
 
 
@@ -63,6 +64,8 @@ def read_rows(path: Path, mend: bool = False) -> list[Row]:
                 f"{path}, line {number}: expected a JSON object with a method. A run that was broken off is "
                 "finished by its own command."
             ) from error
+        if phases := row.get("ms_per_round"):  # results of earlier versions have another word for a phase
+            row["ms_per_round"] = {RENAMED_PHASES.get(name, name): value for name, value in phases.items()}
         rows.append(row)
     return rows
 

@@ -27,7 +27,7 @@ LAWS = {
     "drawn": {"do_sample": True, "temperature": 0.8, "top_k": 30},
     "drawn and penalised": {"do_sample": True, "repetition_penalty": 1.3},
 }
-STAGES = {"backbone", "grow", "verify", "accept", "take", "put"}
+STAGES = {"backbone", "grow_tree", "target_forward", "accept", "take", "put"}
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,119 @@
+"""What one call of `generate` brings to the decoding loop, and the parts that are made for it once.
+
+With `cache_implementation="static"` shapes are fixed: the executor is a workspace, which captures the functions of a
+round on a GPU, and the target's cache is the workspace's. The loop does not know the difference.
+
+Shapes: B sequences, T prompt tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
+from transformers.generation.streamers import BaseStreamer
+
+from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.executor import Executor
+from hf_domino.decoding.noise import StepNoise
+from hf_domino.decoding.output import CommittedSequences
+from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.sampling import TokenDistribution
+from hf_domino.decoding.static.graphs import compile_options
+from hf_domino.decoding.static.stages import StaticRunner
+from hf_domino.decoding.static.workspace import Workspace, take_workspace
+from hf_domino.decoding.step_outputs import StepOutputs
+from hf_domino.decoding.stopping import KnownStops
+from hf_domino.methods import DominoDraftModel
+from hf_domino.statistics.phases import PhaseTimer
+from hf_domino.target.view import TargetModel, input_device
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of `generate`, as it was prepared."""
+
+    model: PreTrainedModel  # the target
+    drafter: DominoDraftModel
+    input_ids: torch.Tensor  # [B, T] int64, padded on the left
+    config: GenerationConfig
+    processors: LogitsProcessorList
+    criteria: StoppingCriteriaList
+    model_kwargs: dict[str, Any]  # cache, attention mask, positions and inputs of the model's own
+
+    @property
+    def batch_size(self) -> int:
+        """Sequences (B)."""
+        return len(self.input_ids)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether rounds have a fixed shape."""
+        return self.config.cache_implementation == "static"
+
+    @cached_property
+    def stops(self) -> KnownStops:
+        """Where texts end for certain."""
+        return KnownStops.among(self.criteria)
+
+    @cached_property
+    def step_outputs(self) -> StepOutputs:
+        """Collects what else the caller wants of every token."""
+        return StepOutputs(self.config)
+
+    def executor(self) -> Executor:
+        """What calls the functions of a round, or captures them."""
+        compiling = compile_options(self.model, self.config)
+        timer = PhaseTimer(device=input_device(self.model))
+        if not self.is_fixed:
+            return Executor(timer)
+        self.drafter.config.check_supports("cache_implementation='static'")
+        cache = self.model_kwargs[CACHE]
+        device = self.input_ids.device
+        workspace = take_workspace(self.model, self.drafter, cache, self._longest, self.batch_size, device)
+        workspace.timer = timer
+        workspace.graphs.options = compiling
+        return workspace
+
+    @property
+    def _longest(self) -> int:
+        """Positions that the caches of a fixed shape must have."""
+        longest = self.stops.max_length
+        assert longest is not None, "generate always has a length limit, its own or the caller's"
+        longest = max(longest, getattr(self.config, "max_cache_len", None) or 0)
+        embeds = self.model_kwargs.get("inputs_embeds")
+        if embeds is not None:
+            longest += max(embeds.shape[1] - self.input_ids.shape[1], 0)
+        # The last block may begin at the last position and be rejected as a whole.
+        config = self.drafter.config
+        return longest + max(config.num_draft_tokens, config.fixed_tree_size or 0) + 1
+
+    def distribution(self, executor: Executor) -> TokenDistribution:
+        """The target's distribution of the next token."""
+        distribution = TokenDistribution(self.processors, self.stops)
+        if isinstance(executor, Workspace):
+            distribution.hold(executor.hold_on_device)
+        return distribution
+
+    def runner(self, target: TargetModel, executor: Executor) -> TargetRunner:
+        """What runs the target."""
+        if isinstance(executor, Workspace):
+            is_returned = bool(self.config.return_dict_in_generate)
+            return StaticRunner(target, self.drafter, self.model_kwargs, executor, is_returned)
+        return TargetRunner(target, self.model_kwargs, executor, self.step_outputs.forward_kwargs)
+
+    def committed(self, streamer: BaseStreamer | None) -> CommittedSequences:
+        """The texts, which begin with the prompts."""
+        return CommittedSequences(self.input_ids, self.criteria, self.config, streamer, self.stops)
+
+    def noise(self, vocab_size: int) -> StepNoise | None:
+        """The noise that tokens are drawn with; None where the target does not sample."""
+        if not self.config.do_sample:
+            return None
+        num_steps = None
+        if self.stops.max_length is not None:
+            num_steps = max(self.stops.max_length - self.input_ids.shape[1], 1)
+        return StepNoise(self.batch_size, vocab_size, self.input_ids.device, num_steps)

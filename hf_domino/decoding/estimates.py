@@ -1,4 +1,4 @@
-"""Estimates from rounds: how likely proposals are accepted, and what each arm costs in single steps."""
+"""Estimates from rounds: how likely proposals are accepted, and what each arm costs in plain decode steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from hf_domino.decoding.round import STEP, Arm
 
 FIRST_RATE = 0.75  # acceptance of a drafter that fits
 MEMORY = 0.98  # a round: text changes within some 50 of them
-# Cost of a round in single steps, before the clock has been read: of one that drafts, of one that copies, and of each
-# proposal on top. No round costs less than one that copies.
+# The cost of a round in plain decode steps before any time was measured: with a draft, with prompt lookup, and for each
+# proposal on top. No round costs less than one with prompt lookup.
 NOMINAL_ROUND = 1.4
-NOMINAL_COPY = 1.1
+NOMINAL_LOOKUP = 1.1
 NOMINAL_PROPOSAL = 0.03
-DOUBT = 0.4  # of the logarithm of that, of all arms alike: machines differ by factors of one and a half
+PRIOR_ERROR = 0.4  # of the logarithm of that, of all arms alike: machines differ by factors of one and a half
 # Of logarithms of times, a round: drift of the machine's pace and of an arm's own cost, and noise.
 PACE_DRIFT = 0.05
 COST_DRIFT = 0.015
@@ -63,7 +63,7 @@ class Acceptance:
         return rates
 
     def tokens(self, length: int, lift: float = 0.0) -> float:
-        """Tokens that a round of so many positions may be expected to bring, a row."""
+        """Tokens that a round of so many positions is expected to emit, per sequence."""
         if not length:
             return 1.0
         if lift not in self._expected:
@@ -85,15 +85,15 @@ class Acceptance:
 
 
 class Costs:
-    """Cost of each arm in single steps: a Kalman filter over logarithms of times.
+    """Cost of each arm in plain decode steps: a Kalman filter over logarithms of times.
 
-    The machine's pace is one state, by which all times vary, and every arm has one for how it departs from its nominal
-    cost. A single step has none: it shows the pace alone. A time that surprises counts as far as it may be believed,
-    and one of a single step makes all costs as doubtful as at first: the pace was taken for a cost, or the other way
-    round.
+    The pace of the machine is one state, which scales all times. Every arm has another one for its departure from its
+    nominal cost. A plain decode step has none, so it shows the pace alone. An outlier counts only as far as it is
+    credible. An outlier of a plain decode step makes all costs as uncertain as at first, because the pace may have been
+    taken for a cost, or a cost for the pace.
 
     Args:
-        arms (`Sequence[Arm]`): All but the single step.
+        arms (`Sequence[Arm]`): All but the plain decode step.
         like ([`Costs`], *optional*): Of batches of another size, whose costs are the first guess.
     """
 
@@ -102,7 +102,9 @@ class Costs:
         count = len(arms) + 1
         self._means: list[float] = [0.0] * count if like is None else [0.0, *like._means[1:]]
         self.num_readings = dict.fromkeys((STEP, *arms), 0)
-        self._covariance = [[DOUBT**2 + NOISE**2 * (row == column) for column in range(count)] for row in range(count)]
+        self._covariance = [
+            [PRIOR_ERROR**2 + NOISE**2 * (row == column) for column in range(count)] for row in range(count)
+        ]
         self._covariance[0] = [100.0] + [0.0] * (count - 1)
         for row in self._covariance[1:]:
             row[0] = 0.0
@@ -112,16 +114,16 @@ class Costs:
         """Cost of a round before it is known."""
         if not num_proposals:
             return 1.0
-        return (NOMINAL_COPY if arm.is_copied else NOMINAL_ROUND) + NOMINAL_PROPOSAL * num_proposals
+        return (NOMINAL_LOOKUP if arm.is_lookup else NOMINAL_ROUND) + NOMINAL_PROPOSAL * num_proposals
 
     def of(self, arm: Arm, num_proposals: int) -> float:
-        """Cost of a round of this arm, in single steps."""
+        """Cost of a round of this arm, in plain decode steps."""
         place = self._places.get(arm)
         if place is None:
             return 1.0
-        return max(self.nominal(arm, num_proposals) * math.exp(self._means[place]), NOMINAL_COPY)
+        return max(self.nominal(arm, num_proposals) * math.exp(self._means[place]), NOMINAL_LOOKUP)
 
-    def doubt(self, arm: Arm) -> float:
+    def standard_error(self, arm: Arm) -> float:
         """Standard error of the logarithm of an arm's cost."""
         place = self._places[arm]
         return math.sqrt(max(self._covariance[place][place], 0.0))
@@ -150,4 +152,4 @@ class Costs:
         if arm is STEP and surprises:
             self.num_readings[STEP] = 1
             for row in self._covariance[1:]:
-                row[1:] = [value + DOUBT**2 for value in row[1:]]
+                row[1:] = [value + PRIOR_ERROR**2 for value in row[1:]]

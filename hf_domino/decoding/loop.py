@@ -217,7 +217,7 @@ class Generation:
         return self.generator.plan(prefixes, positions_left, lambda: self._may_branch)
 
     def _noise(self, most: int) -> torch.Tensor | None:
-        """The noise `[B, most + 1, V]` of the steps whose tokens a round of at most so many proposals may bring."""
+        """The noise `[B, most + 1, V]` of the steps that a round of at most so many proposals may emit."""
         if self.noise is None:
             return None
         return self.noise.ahead(self.rows, self.committed.num_new(self.rows), most + 1)

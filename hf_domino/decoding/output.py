@@ -64,7 +64,7 @@ class CommittedSequences:
             if type(criterion) not in KNOWN_CRITERIA:
                 is_by_row = len(input_ids) == 1 or type(criterion).__module__.startswith("transformers.")
                 (self._criteria if is_by_row else self._of_batch).append(criterion)
-        self._judged = self._prompt_length  # length of the batch that its criteria were asked about
+        self._asked = self._prompt_length  # length of the batch that its criteria were asked about
         # As plain generation asks: without it, rows that stopped are not padded.
         self._pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
 
@@ -159,8 +159,8 @@ class CommittedSequences:
                 self._stream()
                 raise
             self._cut(row, start + kept[-1])
-        while self._of_batch and self._judged < self._num_settled:
-            self._judge()
+        while self._of_batch and self._asked < self._num_settled:
+            self._ask_of_batch()
         self._known.warn(self._ids[:1, : max(self._lengths)])
         self._stream()
         return kept
@@ -186,15 +186,15 @@ class CommittedSequences:
         growing = [self._lengths[row] for row in self.unfinished]
         return min(growing) if growing else self._final_length()
 
-    def _judge(self) -> None:
+    def _ask_of_batch(self) -> None:
         """Ask a batch's criteria about one length more; a row that ends there loses what it has grown beyond."""
-        self._judged += 1
-        ends = self._ask(self._of_batch, self._padded(self._judged), slice(None))
+        self._asked += 1
+        ends = self._ask(self._of_batch, self._padded(self._asked), slice(None))
         for row, stop in enumerate(self._stops):
-            if ends[row] and (stop is None or stop > self._judged):
-                self._stops[row] = self._judged
+            if ends[row] and (stop is None or stop > self._asked):
+                self._stops[row] = self._asked
                 if self._pads_finished:
-                    self._cut(row, self._judged)
+                    self._cut(row, self._asked)
 
     def _ask(self, criteria: StoppingCriteriaList, ids: torch.Tensor, rows: slice) -> list[bool]:
         """Which texts `[R, L]` criteria end, with the scores of these rows."""

@@ -1,9 +1,11 @@
-"""The policy of rounds: which arm the next one plays, by what each brought and cost of late.
+"""The policy of rounds: it chooses the arm of the next one by the tokens and the time of recent rounds.
 
-Arms are a single step of the target, chains of a few lengths, a tree, and a copy where the text offers one. Of those
-that draft, the best by tokens per time is played, each taken a standard deviation better than what was seen (optimism
-under uncertainty): whole blocks come first. Drafting pauses where single steps are to bring more. While they may not, a
-text drafts on credit: a few single steps, which lost time is taken from and won time goes back to (a CUSUM test).
+The arms are a plain decode step, chains of a few lengths, a tree, and prompt lookup where the text has a match. Among
+those that draft, the policy plays the one with the most tokens per time. It takes each to be one standard error better
+than measured (optimism under uncertainty), so whole blocks come first. Drafting pauses when plain decode steps are
+expected to emit more tokens in the same time. As long as that is not certain, a text may still draft, from an
+exploration budget of a few plain decode steps: lost time is taken from the budget, and gained time is added to it (a
+CUSUM test).
 
 No arm changes the text.
 """
@@ -14,12 +16,12 @@ import math
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 from transformers import GenerationConfig
 
-from hf_domino.decoding.estimates import DOUBT, NOMINAL_PROPOSAL, Acceptance, Costs
+from hf_domino.decoding.estimates import NOMINAL_PROPOSAL, PRIOR_ERROR, Acceptance, Costs
 from hf_domino.decoding.prompt_lookup import Offer
 from hf_domino.decoding.round import STEP, Arm, Outcome, Plan
 from hf_domino.methods import DominoDraftModel
@@ -28,32 +30,47 @@ from hf_domino.statistics.stats import Pause
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
 CHAINS_FIRST = 24  # rounds: in a short text trees have nothing to win, and each target must be tried with one
-# Single steps that a text may lose by drafting in doubt, such as two rounds that bring nothing; and the share of its
-# time that it may on top: a trial in some 150 tokens, so that a drafter that never pays costs less than a hundredth.
-CREDIT = 2.0
-CREDIT_SHARE = 0.005
-# Rounds between single steps that are made for their time, where it is in doubt whether drafting pays, and else: what
-# they lose is little where it is, and a hundredth of a text of 128 tokens where it is not.
+# The exploration budget of a text in plain decode steps, which two rounds that emit nothing would use up, and the share
+# of its time that is added: a trial in some 150 tokens, so a drafter that never pays costs less than a hundredth.
+BUDGET = 2.0
+BUDGET_SHARE = 0.005
+# Rounds between plain decode steps that are made to measure their time: where it is uncertain whether drafting pays,
+# and elsewhere. They lose little in the first case, and a hundredth of a text of 128 tokens in the second.
 GAP = 2
 LONG_GAP = 64
 DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
-COPY = Arm(1, is_copied=True)
+ALIKE = 16  # tokens for which the sequences of a batch are taken to be alike, before they show that they are not
+LOOKUP = Arm(1, is_lookup=True)
 
 
 @dataclass
-class _Known:
-    """What is known of batches of one size.
+class _Estimates:
+    """What is known about batches of one size.
 
     Args:
-        costs ([`Costs`]): Of arms.
+        costs ([`Costs`]): Of the arms.
     """
 
     costs: Costs
     pause: Pause | None = None  # the one that drafting is in
     num_drafted: int = 0  # rounds
     rounds_since_step: int = 0
-    most_credit: float = CREDIT  # single steps that the text may lose
-    credit: float = CREDIT  # what is left of it
+    most_budget: float = BUDGET  # plain decode steps that the text may lose
+    budget: float = BUDGET  # what is left of them
+    emitted: dict[int, int] = field(default_factory=dict)  # tokens of drafted rounds, by sequence
+
+    @property
+    def slowest(self) -> float:
+        """Tokens of the slowest sequence in relation to the mean: a batch has as many rounds as that one needs."""
+        if len(self.emitted) < 2:
+            return 1.0
+        mean = sum(self.emitted.values()) / len(self.emitted)
+        return (min(self.emitted.values()) + ALIKE) / (mean + ALIKE)
+
+    def count(self, outcome: Outcome) -> None:
+        """Add what each sequence emitted; those that have ended are forgotten."""
+        emitted = zip(outcome.rows, outcome.num_emitted, strict=True)
+        self.emitted = {row: self.emitted.get(row, 0) + count for row, count in emitted}
 
 
 class Policy:
@@ -77,20 +94,21 @@ class Policy:
         self._tree = None if size is None else Arm(most, size)
         self._acceptance = Acceptance(most)
         self._branching = Acceptance(most, self._acceptance.rates if self._is_optional else None)
-        self._known: dict[int, _Known] = {}
+        self._known: dict[int, _Estimates] = {}
         self._is_first = True  # the first drafted round of a call, which stores the prompt's context too
 
     def begin_call(self) -> None:
         """A call of `generate` begins."""
         self._is_first = True
         for known in self._known.values():
-            # Debts are of one text. Where drafting did not pay, the next text is tried for less.
-            known.credit = known.most_credit = known.most_credit / 2 if known.pause else CREDIT
+            # Every text has its own budget. After a text in which drafting did not pay, the next one has half of it.
+            known.budget = known.most_budget = known.most_budget / 2 if known.pause else BUDGET
             known.pause = None
+            known.emitted = {}
 
     def price(self, num_rows: int) -> float:
         """Tokens per row that the time of one more proposal is worth."""
-        known = self._known_of(num_rows)
+        known = self._estimates_of(num_rows)
         return NOMINAL_PROPOSAL * max(self._value(known, self._whole), 1.0)
 
     def plan(self, num_rows: int, room: int, offer: Offer | None = None, may_branch: Callable[[], bool] = bool) -> Plan:
@@ -99,12 +117,12 @@ class Policy:
         Args:
             num_rows (`int`): Rows of the batch.
             room (`int`): Most tokens of a path that there is room for.
-            offer ([`Offer`], *optional*): What can be copied from the text.
+            offer ([`Offer`], *optional*): What prompt lookup has found.
             may_branch (`Callable`, *optional*): Called when a tree is wanted: whether the round may be one.
         """
         if not room:
             return Plan(STEP, 0)
-        known = self._known_of(num_rows)
+        known = self._estimates_of(num_rows)
         best = self._best(known, self._drafting(known, may_branch))
         if not self._is_full and not self._pays(known, best):
             known.pause = known.pause or self._pause(known, best)
@@ -114,20 +132,20 @@ class Policy:
             known.pause = None
             if not self._is_full and self._wants_step(known, best):
                 return Plan(STEP, 0, is_comparison=True)
-        if offer is not None and offer.expected > self._value(known, favourite) * known.costs.of(COPY, offer.length):
-            return Plan(COPY, offer.length, offer)
+        if offer is not None and offer.expected > self._value(known, favourite) * known.costs.of(LOOKUP, offer.length):
+            return Plan(LOOKUP, offer.length, offer)
         return Plan(
             favourite,
             min(favourite.length, room),
             pause=known.pause,
-            least_chance=0.0 if self._is_full else NOMINAL_PROPOSAL,  # a node that costs more than it brings
+            least_chance=0.0 if self._is_full else NOMINAL_PROPOSAL,  # a node that costs more than it emits
         )
 
     def observe(self, outcome: Outcome, seconds: float) -> None:
         """Learn from a round and its wall time."""
         arm = outcome.plan.arm
-        known = self._known_of(len(outcome.rows))
-        if arm.is_copied:
+        known = self._estimates_of(len(outcome.rows))
+        if arm.is_lookup:
             num_proposals = outcome.num_proposed
         else:
             num_proposals = self._width(arm)
@@ -143,48 +161,49 @@ class Policy:
                 acceptance = self._acceptance
             else:
                 acceptance = self._branching
-            for count in outcome.num_brought:
+            for count in outcome.num_emitted:
                 acceptance.observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
         if not self._is_full and is_typical:
             known.costs.observe(arm, num_proposals, seconds)
         cost = known.costs.of(arm, num_proposals)
-        known.credit += CREDIT_SHARE * cost
+        known.budget += BUDGET_SHARE * cost
         if arm.is_drafted:
             self._is_first = False
+            known.count(outcome)
             known.num_drafted = known.num_drafted + 1
-            # Rounds that were to pay make no debts: these are of trials.
+            # A round that was expected to pay takes nothing from the budget, which is for trials.
             if is_trusted:
-                least = min(known.credit, 0.0)
+                least = min(known.budget, 0.0)
             else:
                 least = -math.inf
-            known.credit = min(max(known.credit + outcome.tokens - cost, least), known.most_credit)
+            known.budget = min(max(known.budget + outcome.tokens * known.slowest - cost, least), known.most_budget)
 
-    def _wants_step(self, known: _Known, favourite: Arm) -> bool:
-        """Whether to make a single step to measure its time: once at first, then often where that is in doubt."""
+    def _wants_step(self, known: _Estimates, favourite: Arm) -> bool:
+        """Whether to make a plain decode step to measure its time: once at first, then often while it is uncertain."""
         ahead = math.log(self._value(known, favourite))
-        doubt = known.costs.doubt(favourite)
+        error = known.costs.standard_error(favourite)
         num_readings = known.costs.num_readings[STEP]
         # A time that was read once or twice may be the machine's hiccup.
-        is_sure = num_readings > 0 and ahead > doubt + DOUBT / num_readings
+        is_sure = num_readings > 0 and ahead > error + PRIOR_ERROR / num_readings
         return known.rounds_since_step >= (1 if ahead < 0 else LONG_GAP if is_sure else GAP)
 
-    def _pays(self, known: _Known, arm: Arm) -> bool:
-        """Whether a round of an arm is to bring more than single steps, or may do so and there is credit for it."""
-        if known.credit <= 0:
+    def _pays(self, known: _Estimates, arm: Arm) -> bool:
+        """Whether an arm is expected to emit more than plain decode steps, or may do so and there is budget for it."""
+        if known.budget <= 0:
             return self._value(known, arm) > 1
-        return self._value(known, arm, 1.0) * math.exp(known.costs.doubt(arm)) > 1
+        return self._value(known, arm, 1.0) * math.exp(known.costs.standard_error(arm)) > 1
 
-    def _pause(self, known: _Known, best: Arm) -> Pause:
+    def _pause(self, known: _Estimates, best: Arm) -> Pause:
         """Why drafting pauses."""
         readings = known.costs.num_readings
         if readings[STEP]:
             num_timed = sum(count for arm, count in readings.items() if arm.is_drafted)
         else:
             num_timed = 0
-        return Pause(self._tokens(best), known.costs.of(best, self._width(best)), num_timed)
+        return Pause(self._tokens(best) * known.slowest, known.costs.of(best, self._width(best)), num_timed)
 
-    def _drafting(self, known: _Known, may_branch: Callable[[], bool]) -> list[Arm]:
+    def _drafting(self, known: _Estimates, may_branch: Callable[[], bool]) -> list[Arm]:
         """Arms that draft."""
         if self._tree is None or (self._is_optional and known.num_drafted < CHAINS_FIRST) or not may_branch():
             return self._chains
@@ -192,13 +211,16 @@ class Policy:
             return [*self._chains, self._tree]
         return [self._tree]
 
-    def _best(self, known: _Known, arms: list[Arm]) -> Arm:
-        """The best of some arms, each at a standard deviation above what was seen."""
-        return max(arms, key=lambda arm: self._value(known, arm, 1.0) * math.exp(known.costs.doubt(arm)))
+    def _best(self, known: _Estimates, arms: list[Arm]) -> Arm:
+        """The best of some arms, each taken one standard error better than measured."""
+        return max(arms, key=lambda arm: self._value(known, arm, 1.0) * math.exp(known.costs.standard_error(arm)))
 
-    def _value(self, known: _Known, arm: Arm, lift: float = 0.0) -> float:
-        """Tokens in the time of a single step."""
-        return self._tokens(arm, lift) / known.costs.of(arm, self._width(arm))
+    def _value(self, known: _Estimates, arm: Arm, lift: float = 0.0) -> float:
+        """Tokens in the time of a plain decode step."""
+        tokens = self._tokens(arm, lift)
+        if arm is not STEP:
+            tokens = max(tokens * known.slowest, 1.0)
+        return tokens / known.costs.of(arm, self._width(arm))
 
     def _tokens(self, arm: Arm, lift: float = 0.0) -> float:
         return (self._acceptance if arm.tree_size is None else self._branching).tokens(arm.length, lift)
@@ -208,14 +230,14 @@ class Policy:
         """Proposals that are verified."""
         return arm.tree_size or arm.length
 
-    def _known_of(self, num_rows: int) -> _Known:
+    def _estimates_of(self, num_rows: int) -> _Estimates:
         if num_rows not in self._known:
             if self._known:
                 like = next(reversed(self._known.values())).costs
             else:
                 like = None
-            arms = [*self._chains, *([self._tree] if self._tree else []), COPY]
-            self._known[num_rows] = _Known(Costs(arms, like))
+            arms = [*self._chains, *([self._tree] if self._tree else []), LOOKUP]
+            self._known[num_rows] = _Estimates(Costs(arms, like))
         return self._known[num_rows]
 
 

@@ -1,8 +1,8 @@
-"""Prompt lookup beside a drafter: a round may copy its proposals from the text so far, in place of drafting them.
+"""Prompt lookup beside a drafter: a round may propose tokens of the text so far instead of drafting.
 
-Where the last tokens have stood before, what followed them there often follows again: names, numbers, whole lines that
-an answer takes from its prompt. Copying costs no drafter, and a long match promises more than a drafter can. No copy
-changes the text.
+If the last tokens have occurred before, what followed them there often follows again: names, numbers, whole lines that
+an answer takes from its prompt. Looking them up takes no time, and a long match promises more than a drafter can. The
+output does not change.
 
 Transformers' own prompt lookup, without a drafter, takes the first match of at most two tokens.
 
@@ -25,9 +25,9 @@ from hf_domino.decoding.estimates import Acceptance
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Offer, Outcome, fitting_length
 
-# A copied token's class is the length of the match before it, from each of these on. The first guess of its acceptance
-# is what 132 held-out answers of SmolLM2-135M-Instruct showed. A row without a match copies its beginning, which
-# promises nothing.
+# The class of a proposed token is the length of the match before it, from each of these on. The first guess of its
+# acceptance was measured on 132 held-out answers of SmolLM2-135M-Instruct. A sequence of a batch without a match
+# proposes its own beginning, which promises nothing.
 GUESSES = {0: 0.0, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 7: 0.8, 9: 0.85, 13: 0.9, 32: 0.95}
 LENGTHS = tuple(GUESSES)
 LONGEST_MATCH = LENGTHS[-1]  # longer ones are not told apart
@@ -85,22 +85,22 @@ class Text:
         return length
 
     def behind(self, place: int, count: int) -> list[int]:
-        """`count` tokens from a place on; behind the text's end, those go on that were copied."""
-        copied = self._tokens[place : place + count]
+        """`count` tokens from a place on; behind the end of the text, the tokens found so far are repeated."""
+        found = self._tokens[place : place + count]
         period = len(self._tokens) - place
-        while len(copied) < count:
-            copied.append(copied[len(copied) - period])
-        return copied
+        while len(found) < count:
+            found.append(found[len(found) - period])
+        return found
 
 
 class PromptLookup:
-    """Proposals copied from the text of each row, for the rounds of one call.
+    """Proposals from the text of each sequence, for the rounds of one call.
 
     Args:
-        most (`int`): Most tokens to copy in a round; 0 for none at all.
+        most (`int`): Most tokens to propose in a round; 0 for no prompt lookup.
         vocab_size (`int`): Ids from here on have no logits, nor have those below 0, such as a placeholder of an image.
-        is_static (`bool`, *optional*, defaults to `False`): To copy one of a few lengths, as each is a shape of its
-            own; `most` is one of them.
+        is_static (`bool`, *optional*, defaults to `False`): Whether to propose one of a few lengths, because each
+            is a shape of its own; `most` is one of them.
     """
 
     # Gives the tokens of a row from a place on; who drives the rounds sets it.
@@ -119,7 +119,7 @@ class PromptLookup:
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
-            drafter_config ([`DominoConfig`]): In rounds of fixed shape no more can be copied than drafted.
+            drafter_config ([`DominoConfig`]): Rounds of fixed shape propose no more tokens than a draft has.
         """
         most = config.prompt_lookup_num_tokens or 0
         is_static = config.cache_implementation == "static"
@@ -130,35 +130,35 @@ class PromptLookup:
         return cls(most, drafter_config.vocab_size, is_static)
 
     def offer(self, prefixes: Prefixes, room: int, price: float) -> Offer | None:
-        """What these rows can copy, as far as it is worth its time; None for nothing.
+        """What these sequences can propose, as far as it is worth its time; None for nothing.
 
         Args:
             prefixes ([`Prefixes`]): The B rows.
             room (`int`): Most tokens.
-            price (`float`): Tokens that one more of them must bring, a row.
+            price (`float`): Tokens that one more proposal must be expected to add, per sequence.
         """
         if not (most := min(self.most, room)):
             return None
         texts = [self._text(row) for row in prefixes.rows]
         matches = [text.longest_match() for text in texts]
         # Where all before a token are accepted, its match is longer by those.
-        kinds = [
+        classes = [
             [bisect.bisect(LENGTHS, match + position) - 1 if match else 0 for position in range(most)]
             for match, _ in matches
         ]
         rates = self._acceptance.rates()
-        reaches = [list(accumulate((rates[kind] for kind in row), mul)) for row in kinds]
+        reaches = [list(accumulate((rates[kind] for kind in row), mul)) for row in classes]
         promises = [sum(column) / len(column) for column in zip(*reaches, strict=True)]
         length = next((place for place, promise in enumerate(promises) if promise < price), most)
         if self._is_static:
             length = fitting_length(length, most)
         if not length:
             return None
-        copies = [text.behind(end, length) for text, (_, end) in zip(texts, matches, strict=True)]
-        return Offer(copies, [row[:length] for row in kinds], 1.0 + sum(promises[:length]))
+        found = [text.behind(end, length) for text, (_, end) in zip(texts, matches, strict=True)]
+        return Offer(found, [row[:length] for row in classes], 1.0 + sum(promises[:length]))
 
     def proposals(self, offer: Offer, prefixes: Prefixes) -> torch.Tensor:
-        """The copied tokens `[B, P]`."""
+        """The proposed tokens `[B, P]`."""
         # What has no logits is never the target's token, nor is the first or last one it is replaced by likely to be.
         return torch.tensor(offer.tokens).clamp(0, self._last_id).to(prefixes.ids.device, non_blocking=True)
 
@@ -166,8 +166,8 @@ class PromptLookup:
         """Learn from a round."""
         if (offer := outcome.plan.offer) is not None:
             self._acceptance.forget()
-            for kinds, count in zip(offer.kinds, outcome.num_brought, strict=True):
-                self._acceptance.observe(kinds, count - 1)
+            for classes, count in zip(offer.classes, outcome.num_emitted, strict=True):
+                self._acceptance.observe(classes, count - 1)
 
     def _text(self, row: int) -> Text:
         """The text of a row so far."""

@@ -1,4 +1,4 @@
-"""What is said of one round: how it proposes (arm and plan), and what came of it (outcome)."""
+"""The records of one round: how it proposes (arm and plan), and its result (outcome)."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 class Arm:
     """A way to make a round."""
 
-    length: int  # most proposals of a path; 0 for a single step of the target
+    length: int  # most proposals of a path; 0 for a plain decode step
     tree_size: int | None = None  # most nodes, where proposals form a tree
-    is_copied: bool = False  # whether proposals are copied from the text
+    is_lookup: bool = False  # whether prompt lookup makes the proposals
 
     @property
     def is_drafted(self) -> bool:
         """Whether the drafter makes the proposals."""
-        return self.length > 0 and not self.is_copied
+        return self.length > 0 and not self.is_lookup
 
 
 STEP = Arm(0)
@@ -31,16 +31,16 @@ STEP = Arm(0)
 
 @dataclass(frozen=True)
 class Offer:
-    """What a round can copy.
+    """What prompt lookup has found.
 
     Args:
         tokens (`list[list[int]]`): Of each row, equally many.
-        kinds (`list[list[int]]`): Class of each of them.
-        expected (`float`): Tokens that copying them may be expected to bring, a row.
+        classes (`list[list[int]]`): The class of each of them, see `prompt_lookup.GUESSES`.
+        expected (`float`): Tokens that a round with these proposals is expected to emit, per sequence.
     """
 
     tokens: list[list[int]]
-    kinds: list[list[int]]
+    classes: list[list[int]]
     expected: float
 
     @property
@@ -55,37 +55,37 @@ class Plan:
 
     arm: Arm
     length: int  # most proposals of a path
-    offer: Offer | None = None  # what is copied
-    pause: Pause | None = None  # the pause of drafting that a single step is part of
-    is_comparison: bool = False  # whether it is a single step for the sake of its time
+    offer: Offer | None = None  # what prompt lookup proposes
+    pause: Pause | None = None  # the pause of drafting that a plain decode step is part of
+    is_comparison: bool = False  # whether it is a plain decode step to measure its time
     least_chance: float = 0.0  # nodes of a tree that are less likely are left out
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a round."""
+    """The result of a round."""
 
     plan: Plan  # what it was to propose
     rows: Sequence[int]  # of the batch, those that were still generated
     num_proposed: int  # tokens it proposed in each, all nodes of a tree
-    num_brought: list[int]  # tokens it brought in each, the bonus token included, those behind a stop too
+    num_emitted: list[int]  # tokens emitted in each, with the bonus token and with those behind a stop
     num_kept: Sequence[int] = ()  # how many of those the texts took, up to their ends
     path: torch.Tensor | None = None  # the position that each token was chosen at, [R, C]; None for a chain
 
     @property
     def tokens(self) -> float:
-        """Tokens it brought, the mean of its rows."""
-        return sum(self.num_brought) / len(self.num_brought)
+        """Emitted tokens, the mean over its sequences."""
+        return sum(self.num_emitted) / len(self.num_emitted)
 
     def add_to(self, stats: DecodingStats) -> None:
-        """Note in a call's statistics what came of the round."""
+        """Add the round to the statistics of its call."""
         plan = self.plan
         stats.count_pause(plan.pause, self.rows)
         stats.tree_size = plan.arm.tree_size or stats.tree_size
-        for row, count in zip(self.rows, self.num_brought, strict=True):
+        for row, count in zip(self.rows, self.num_emitted, strict=True):
             stats.rows[row].append(count)
             stats.proposed[row].append(self.num_proposed)
-            stats.copied[row].append(plan.offer is not None)
+            stats.looked_up[row].append(plan.offer is not None)
 
 
 def fitting_length(length: int, most: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import warnings
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,24 +13,32 @@ from typing import Any
 
 from torch import nn
 
+# Old names of fields, which still work.
+RENAMED = {
+    "copied": "looked_up",
+    "num_copied": "num_lookups",
+    "copied_length": "lookup_length",
+    "num_single_steps": "num_plain_steps",
+}
+
 _last = threading.local()
 _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
 
 
 @dataclass
 class Pause:
-    """The reason of a pause: rounds brought fewer tokens than single steps of the target in the same time."""
+    """Why drafting paused: rounds emitted fewer tokens than plain decode steps in the same time."""
 
-    tokens: float  # expected of a round, a row
-    cost: float  # time of a round, in single steps
-    num_readings: int  # comparisons of a round with the single step beside it; 0 for a nominal cost
+    tokens: float  # expected of a round, per sequence
+    cost: float  # time of a round, in plain decode steps
+    num_readings: int  # comparisons of a round with a plain decode step; 0 for a nominal cost
     first_round: int = 0  # rounds of the call before it
-    num_steps: int = 0  # single steps it lasted
+    num_steps: int = 0  # plain decode steps it lasted
 
     @property
     def reason(self) -> str:
         """Why, in plain words."""
-        return f"a round took the time of {self.cost:.2f} single tokens, and brought {self.tokens:.2f}"
+        return f"a round took as long as {self.cost:.2f} plain decode steps and emitted {self.tokens:.2f} tokens"
 
     def __str__(self) -> str:
         if self.num_readings:
@@ -37,8 +46,8 @@ class Pause:
         else:
             source = "nominal"
         return (
-            f"after round {self.first_round}, for {self.num_steps}: a round was to bring {self.tokens:.2f} tokens "
-            f"and to cost {self.cost:.2f} single steps ({source})"
+            f"after round {self.first_round}, for {self.num_steps} tokens: a round was expected to emit "
+            f"{self.tokens:.2f} tokens and to take as long as {self.cost:.2f} plain decode steps ({source})"
         )
 
 
@@ -49,20 +58,20 @@ class DecodingStats:
     Args:
         num_draft_tokens (`int`): Most drafted proposals per round (P).
         rows (`list[list[int]]`): Per row of the batch, the acceptance length of each round: accepted proposals and the
-            bonus token, as far as they are returned. Prefill is not a round: it brings the first token, and rounds the
+            bonus token, as far as they are returned. Prefill is not a round: it emits the first token, and rounds the
             others. Until the call is over, a row's last round may count tokens behind its end.
         proposed (`list[list[int]]`): Per row, how many tokens each round proposed, those of all branches of a tree; 0
-            for a single step of the target.
+            for a plain decode step.
         num_new_tokens (`int`): Tokens returned, over all rows.
         seconds (`float`): Wall time of the decoding loop, prefill included.
         pauses (`list[Pause]`): When drafting paused, and why.
-        num_paused (`int`): Single steps, over all rows, because drafting paused.
+        num_paused (`int`): Plain decode steps, over all rows, because drafting paused.
         phases (`dict[str, float]`, *optional*): Seconds of all rounds, prefill not counted, inside [`timed_phases`]:
             `draft` (the drafter's forward), `correction`, `target_forward`, `verify` (choosing and committing) and
             `rest`. Their sum is the whole.
         target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
             name or an adapter; None if in nothing, or if the drafter's configuration does not say.
-        copied (`list[list[bool]]`): Per row, whether each round copied its proposals from the text (prompt lookup).
+        looked_up (`list[list[bool]]`): Per row, whether each round proposed tokens that prompt lookup found.
         chain (`str`, *optional*): Why rounds could not propose trees, where they were to; None where nothing stood
             against these.
         why_growing (`str`, *optional*): On a GPU, why rounds did not run in fixed shape; None where they did.
@@ -78,16 +87,24 @@ class DecodingStats:
     pauses: list[Pause] = field(default_factory=list)
     num_paused: int = 0
     target: str | None = None
-    copied: list[list[bool]] = field(default_factory=list)
+    looked_up: list[list[bool]] = field(default_factory=list)
     chain: str | None = None
     tree_size: int | None = None
     why_growing: str | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in RENAMED:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warnings.warn(
+            f"stats.{name} is stats.{RENAMED[name]}; the old name goes in the next version.", FutureWarning, 2
+        )
+        return getattr(self, RENAMED[name])
 
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
         """Statistics of a call that is about to begin."""
         stats = cls(num_draft_tokens, target=target)
-        for lists in (stats.rows, stats.proposed, stats.copied):
+        for lists in (stats.rows, stats.proposed, stats.looked_up):
             lists.extend([] for _ in range(num_rows))
         return stats
 
@@ -107,14 +124,14 @@ class DecodingStats:
         return len(self._drafted_lengths)
 
     @property
-    def num_copied(self) -> int:
-        """Rounds that copied their proposals from the text, over all rows."""
-        return len(self._copied_lengths)
+    def num_lookups(self) -> int:
+        """Rounds whose proposals came from prompt lookup, over all rows."""
+        return len(self._lookup_lengths)
 
     @property
-    def copied_length(self) -> float:
-        """Mean tokens of the rounds that copied, bonus included; NaN if none did."""
-        return _mean(self._copied_lengths)
+    def lookup_length(self) -> float:
+        """Mean tokens of the rounds with prompt lookup, bonus included; NaN if there was none."""
+        return _mean(self._lookup_lengths)
 
     @property
     def acceptance_length(self) -> float:
@@ -123,7 +140,7 @@ class DecodingStats:
 
     @property
     def tokens_per_forward(self) -> float:
-        """Mean tokens of all verifications, copies and single steps included; NaN without a round."""
+        """Mean tokens of all rounds, plain decode steps included; NaN without a round."""
         return _mean([length for row in self.rows for length in row])
 
     @property
@@ -142,11 +159,11 @@ class DecodingStats:
     def proposal_length(self) -> float:
         """Mean proposals of the rounds that drafted, all nodes of their trees; NaN if none did."""
         return _mean(
-            [count for _, count, is_copied in self._rounds if count and not is_copied] if self.proposed else []
+            [count for _, count, is_lookup in self._rounds if count and not is_lookup] if self.proposed else []
         )
 
     @property
-    def num_single_steps(self) -> int:
+    def num_plain_steps(self) -> int:
         """Rounds without proposals, over all rows: of pauses, to compare times, or where nothing was left to draft."""
         return sum(count == 0 for row in self.proposed for count in row)
 
@@ -169,22 +186,22 @@ class DecodingStats:
 
     @property
     def _rounds(self) -> list[tuple[int, int, bool]]:
-        """Acceptance length of every round, how many tokens it proposed, and whether it copied them."""
+        """Acceptance length of every round, how many tokens it proposed, and whether prompt lookup found them."""
         proposed = self.proposed if any(self.proposed) else self.rows
-        if any(self.copied):
-            copied = self.copied
+        if any(self.looked_up):
+            looked_up = self.looked_up
         else:
-            copied = [[False] * len(row) for row in self.rows]
+            looked_up = [[False] * len(row) for row in self.rows]
         # Asked from another thread, a round may just have been committed.
-        return [one for row in zip(self.rows, proposed, copied, strict=True) for one in zip(*row, strict=False)]
+        return [one for row in zip(self.rows, proposed, looked_up, strict=True) for one in zip(*row, strict=False)]
 
     @property
     def _drafted_lengths(self) -> list[int]:
-        return [length for length, count, is_copied in self._rounds if count and not is_copied]
+        return [length for length, count, is_lookup in self._rounds if count and not is_lookup]
 
     @property
-    def _copied_lengths(self) -> list[int]:
-        return [length for length, _, is_copied in self._rounds if is_copied]
+    def _lookup_lengths(self) -> list[int]:
+        return [length for length, _, is_lookup in self._rounds if is_lookup]
 
     def count_pause(self, pause: Pause | None, rows: Sequence[int]) -> None:
         """Note that a round of these sequences was part of a pause of drafting, if it was."""
@@ -197,7 +214,7 @@ class DecodingStats:
         self.num_paused += len(rows)
 
     def cut(self, num_new_tokens: Sequence[int]) -> None:
-        """Count as tokens of a round those that are returned; behind the end of all texts it brought none.
+        """Count as tokens of a round those that are returned; a round behind the end of all texts emitted none.
 
         Args:
             num_new_tokens (`Sequence[int]`): Tokens returned of each row, that of the prefill among them.
@@ -215,13 +232,13 @@ class DecodingStats:
             ("new tokens", f"{self.num_new_tokens}"),
             ("rounds", f"{self.num_rounds}"),
             ("  that drafted", f"{self.num_drafted}"),
-            *([("  that copied", f"{self.num_copied}")] if self.num_copied else []),
-            ("  single steps", f"{self.num_single_steps}"),
+            *([("  with prompt lookup", f"{self.num_lookups}")] if self.num_lookups else []),
+            ("  plain decode steps", f"{self.num_plain_steps}"),
             ("    drafting paused", f"{self.num_paused}"),
             ("nodes verified a round" if self.tree_size else "proposals a draft", _number(self.proposal_length)),
             ("acceptance length", _number(self.acceptance_length)),
             ("acceptance rate at", rates or "-"),
-            *([("tokens of a copy", _number(self.copied_length))] if self.num_copied else []),
+            *([("tokens of a lookup", _number(self.lookup_length))] if self.num_lookups else []),
             ("tokens per forward", _number(self.tokens_per_forward)),
             ("tokens/s", _number(self.tokens_per_second, 1)),
         ]

@@ -221,7 +221,7 @@ def test_a_pause_that_outlasts_a_call_is_counted_in_each_call():
     policy, calls = Policy(MOST), []
     for num_rounds in (20, 6):
         policy.begin_call()
-        calls.append(DecodingStats(MOST, [[]], [[]], copied=[[]]))
+        calls.append(DecodingStats(MOST, [[]], [[]], looked_up=[[]]))
         for _ in range(num_rounds):
             plan = policy.plan(1, MOST)
             outcome = Outcome(plan, [0], plan.length, [1])
@@ -286,10 +286,10 @@ def test_copies_are_played_where_they_promise_more_tokens_in_their_time():
     for _ in range(60):
         played(hopeless, 0, costs(*RISING))
         played(good, 6, costs(*RISING))
-    for policy, expected, is_copied in ((hopeless, 1.05, False), (hopeless, 3.0, True), (good, 3.0, False)):
+    for policy, expected, is_lookup in ((hopeless, 1.05, False), (hopeless, 3.0, True), (good, 3.0, False)):
         offer = offer_of(4, expected)
         plans = [policy.plan(1, MOST, offer) for _ in range(3)]
-        assert any(plan.offer is offer for plan in plans) == is_copied
+        assert any(plan.offer is offer for plan in plans) == is_lookup
     assert good.plan(1, MOST, offer_of(10, 9.0)).offer is not None
 
 
@@ -371,7 +371,7 @@ def test_output_is_the_targets_whatever_is_played(
             assert all(length <= count + 1 for count, length in zip(counts, lengths, strict=True))
             proposed |= set(counts)
     assert {0, 2, 4} < proposed
-    assert stats.num_single_steps == sum(counts.count(0) for counts in stats.proposed)
+    assert stats.num_plain_steps == sum(counts.count(0) for counts in stats.proposed)
 
 
 @pytest.mark.parametrize(("batch_size", "do_sample"), [(1, True), (3, False)])
@@ -393,7 +393,7 @@ def test_chains_and_trees_in_turn_do_not_change_the_text(tiny_qwen3, monkeypatch
 def test_what_is_learnt_of_a_round_is_not_cut_where_the_text_ends(tiny_qwen3, make_drafter, monkeypatch):
     drafter, learnt = make_drafter(tiny_qwen3, draft_length="adaptive"), []
     for place in (Policy, PromptLookup):
-        monkeypatch.setattr(place, "observe", lambda self, outcome, *_: learnt.append(outcome.num_brought))
+        monkeypatch.setattr(place, "observe", lambda self, outcome, *_: learnt.append(outcome.num_emitted))
     prompt, options = torch.randint(4, 64, (1, 11)), {"do_sample": False, "max_new_tokens": 2, "eos_token_id": -1}
     with oracle(tiny_qwen3, prompt, 1.0, **(options | {"max_new_tokens": 20})):
         tiny_qwen3.generate(prompt, assistant_model=drafter, **options)

@@ -9,7 +9,7 @@ from oracle import oracle, proposed
 from recorded_graphs import recorded_graphs
 from test_families import build
 
-from hf_domino.decoding.policy import COPY
+from hf_domino.decoding.policy import LOOKUP
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import LENGTHS, MOST_PLACES, PromptLookup, Text
 from hf_domino.decoding.round import Outcome, Plan
@@ -61,7 +61,7 @@ def test_the_text_is_that_of_plain_generation(tiny_qwen3, make_drafter, options,
     drafter = make_drafter(tiny_qwen3, draft_length=draft_length)
     copying = options | COPYING | {"assistant_model": drafter, "cache_implementation": cache}
     assert generate(tiny_qwen3, PROMPT, **copying) == generate(tiny_qwen3, PROMPT, **options)
-    assert drafter.stats.num_copied > 0
+    assert drafter.stats.num_lookups > 0
 
 
 @pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -72,8 +72,8 @@ def test_a_batch_of_unequal_rows(tiny_qwen3, make_drafter, options):
     plain = generate(tiny_qwen3, ids, **inputs, **options)
     assert generate(tiny_qwen3, ids, assistant_model=drafter, **inputs, **options, **COPYING) == plain
     stats = drafter.stats
-    assert 0 < stats.num_copied < stats.num_rounds
-    assert [len(row) for row in stats.copied] == [len(row) for row in stats.rows]
+    assert 0 < stats.num_lookups < stats.num_rounds
+    assert [len(row) for row in stats.looked_up] == [len(row) for row in stats.rows]
 
 
 def test_drafts_after_copied_rounds_are_those_of_a_drafter_that_saw_all(tiny_qwen3, make_drafter):
@@ -84,7 +84,7 @@ def test_drafts_after_copied_rounds_are_those_of_a_drafter_that_saw_all(tiny_qwe
     known = {len(ids): tokens for _, ids, tokens in rounds}
     with proposed() as rounds:
         generate(tiny_qwen3, PROMPT, assistant_model=drafter, **GREEDY, **COPYING)
-    assert drafter.stats.num_copied
+    assert drafter.stats.num_lookups
     twice = [(known[len(ids)], tokens) for _, ids, tokens in rounds if len(ids) in known]
     assert len(twice) > 2
     assert all(first[: len(second)] == second[: len(first)] for first, second in twice)
@@ -103,7 +103,7 @@ def test_no_copy_goes_further_past_the_end_than_a_draft_may(tiny_qwen3, make_dra
     prompt = torch.full((1, 60), 9)
     options = says_one_token | {"assistant_model": drafter, "prompt_lookup_num_tokens": 10_000}
     assert generate(tiny_qwen3, prompt, **options) == generate(tiny_qwen3, prompt, **says_one_token)
-    assert drafter.stats.copied_length > 20
+    assert drafter.stats.lookup_length > 20
     lengths, proposed = drafter.stats.rows[0], drafter.stats.proposed[0]
     assert sum(lengths[:-1]) + proposed[-1] + 1 <= drafter.stats.num_new_tokens + drafter.config.num_draft_tokens
 
@@ -119,7 +119,7 @@ def test_copies_that_fail_promise_nothing_and_those_that_hold_more():
         lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]])
         first = offer = lookup.offer(prefixes, 10, PRICE)
         for _ in range(30):
-            plan = Plan(COPY, offer.length, offer)
+            plan = Plan(LOOKUP, offer.length, offer)
             lookup.observe(Outcome(plan, [0], offer.length, [min(num_accepted, offer.length) + 1]))
             offer = lookup.offer(prefixes, 10, PRICE) or offer
         assert (offer.expected > first.expected) == (num_accepted > 0)
@@ -130,7 +130,7 @@ def test_what_is_drafted_teaches_nothing_of_copies():
     lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]])
     first = lookup.offer(prefixes, 10, PRICE).expected
     for _ in range(10):
-        lookup.observe(Outcome(Plan(COPY, 4), [0], 4, [1]))
+        lookup.observe(Outcome(Plan(LOOKUP, 4), [0], 4, [1]))
     assert lookup.offer(prefixes, 10, PRICE).expected == first
 
 
@@ -141,8 +141,8 @@ def test_copies_of_fixed_shape_have_one_of_a_few_lengths(tiny_qwen3, make_drafte
     with recorded_graphs():
         text = generate(tiny_qwen3, PROMPT, assistant_model=drafter, **options)
     assert text == generate(tiny_qwen3, PROMPT, **GREEDY)
-    rounds = zip(drafter.stats.proposed[0], drafter.stats.copied[0], strict=True)
-    found = {count for count, is_copied in rounds if is_copied}
+    rounds = zip(drafter.stats.proposed[0], drafter.stats.looked_up[0], strict=True)
+    found = {count for count, is_lookup in rounds if is_lookup}
     assert found
     assert found <= lengths
 
@@ -176,7 +176,7 @@ def test_targets_of_windows_and_of_positions_that_end(family, fields, left):
     drafter, copying = build_drafter(target), {"prompt_lookup_num_tokens": 10_000}
     plain = generate(target, PROMPT, **options)
     assert generate(target, PROMPT, assistant_model=drafter, **options, **copying) == plain
-    assert drafter.stats.num_copied
+    assert drafter.stats.num_lookups
 
 
 def test_a_conversation_goes_on(tiny_qwen3, make_drafter):
@@ -190,7 +190,7 @@ def test_a_conversation_goes_on(tiny_qwen3, make_drafter):
         turn = tiny_qwen3.generate(ids, past_key_values=turn.past_key_values, **options, **extra)
         texts.append(turn.sequences.tolist())
     assert texts[0] == texts[1]
-    assert drafter.stats.num_copied
+    assert drafter.stats.num_lookups
 
 
 def test_statistics_tell_copies_from_drafts(tiny_qwen3, make_drafter):
@@ -198,13 +198,13 @@ def test_statistics_tell_copies_from_drafts(tiny_qwen3, make_drafter):
     with oracle(tiny_qwen3, PROMPT, 0.5, **{name: GREEDY[name] for name in ("do_sample", "max_new_tokens")}):
         tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY, **COPYING)
     stats = drafter.stats
-    assert stats.num_drafted + stats.num_copied + stats.num_single_steps == stats.num_rounds
-    total = stats.num_drafted * stats.acceptance_length + stats.num_copied * stats.copied_length
-    assert total + stats.num_single_steps == pytest.approx(stats.num_rounds * stats.tokens_per_forward)
+    assert stats.num_drafted + stats.num_lookups + stats.num_plain_steps == stats.num_rounds
+    total = stats.num_drafted * stats.acceptance_length + stats.num_lookups * stats.lookup_length
+    assert total + stats.num_plain_steps == pytest.approx(stats.num_rounds * stats.tokens_per_forward)
     assert max(stats.proposed[0]) > drafter.config.num_draft_tokens  # of copies
-    assert f"{'  that copied':<24}{stats.num_copied}" in str(stats)
+    assert f"{'  with prompt lookup':<24}{stats.num_lookups}" in str(stats)
     tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY)
-    assert drafter.stats.num_copied == 0
+    assert drafter.stats.num_lookups == 0
     assert "copied" not in str(drafter.stats)
 
 
@@ -219,4 +219,4 @@ def test_every_round_that_copies_is_learnt_from(tiny_qwen3, tiny_drafter, monkey
     prompt = torch.arange(5, 15).repeat(3)[None]
     options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": -1, "prompt_lookup_num_tokens": 6}
     tiny_qwen3.generate(prompt, assistant_model=tiny_drafter, **options)
-    assert sum(seen) == tiny_drafter.stats.num_copied > 0
+    assert sum(seen) == tiny_drafter.stats.num_lookups > 0

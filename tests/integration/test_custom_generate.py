@@ -27,7 +27,7 @@ def test_copies_from_the_text(target, saved_pair):
     prompt, options = PROMPT.repeat(1, 4), {"max_new_tokens": 16, "do_sample": False, "return_dict_in_generate": True}
     output = generate(target, prompt, drafter=str(saved_pair[1]), prompt_lookup_num_tokens=4, **options)
     assert torch.equal(output.sequences, target.generate(prompt, **options).sequences)
-    assert output.stats.num_copied
+    assert output.stats.num_lookups
 
 
 def test_where_no_drafter_is_named(target, saved_pair):

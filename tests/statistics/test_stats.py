@@ -121,7 +121,7 @@ def test_rounds_bring_what_is_returned(target, make_drafter, tiny_tokenizer, nam
 
 def test_drafted_rounds_are_told_from_single_steps():
     stats = DecodingStats(3, rows=[[1, 4, 1], [3, 1]], proposed=[[0, 3, 0], [3, 0]])
-    assert (stats.num_rounds, stats.num_drafted, stats.num_single_steps) == (5, 2, 3)
+    assert (stats.num_rounds, stats.num_drafted, stats.num_plain_steps) == (5, 2, 3)
     assert (stats.acceptance_length, stats.tokens_per_forward) == (3.5, 2.0)
     assert stats.acceptance_rate_at == [1.0, 1.0, 0.5]
 
@@ -158,7 +158,7 @@ def test_pauses_are_told_with_their_reason(tiny_qwen3, make_drafter, monkeypatch
     tiny_qwen3.generate(PROMPT.expand(batch_size, -1), assistant_model=drafter, **options)
     stats = drafter.stats
     paused = batch_size * sum(pause.num_steps for pause in stats.pauses)
-    assert stats.num_single_steps >= stats.num_paused == paused > 0  # others were made for their time
+    assert stats.num_plain_steps >= stats.num_paused == paused > 0  # others were made for their time
     first = stats.pauses[0]
     assert first.tokens < first.cost
     assert stats.proposed[0][first.first_round : first.first_round + first.num_steps] == [0] * first.num_steps
@@ -225,3 +225,12 @@ def test_streamers_carry_the_statistics_of_their_last_call(tiny_qwen3, tiny_draf
         assert tiny_drafter.stats.num_new_tokens == count
     assert usual.stats is tiny_drafter.stats
     assert own.stats == "its own"
+
+
+def test_old_names_of_fields_still_work():
+    stats = DecodingStats(4, [[2, 3]], [[4, 4]], looked_up=[[False, True]])
+    for old, new in {"num_copied": "num_lookups", "copied_length": "lookup_length", "copied": "looked_up"}.items():
+        with pytest.warns(FutureWarning, match=new):
+            assert getattr(stats, old) == getattr(stats, new)
+    with pytest.raises(AttributeError, match="num_twins"):
+        _ = stats.num_twins

@@ -140,7 +140,7 @@ class Bench:
         result: Row = {
             "num_rounds": stats.num_rounds,
             "num_drafted": stats.num_drafted,
-            "num_copied": stats.num_copied,
+            "num_copied": stats.num_lookups,
             "proposal_length": None,
             "copied_length": None,
             "acceptance_length": None,
@@ -152,8 +152,8 @@ class Bench:
             result["acceptance_length"] = stats.acceptance_length
             if stats.proposed:
                 result["proposal_length"] = stats.proposal_length
-        if stats.num_copied:
-            result["copied_length"] = stats.copied_length
+        if stats.num_lookups:
+            result["copied_length"] = stats.lookup_length
         if stats.num_rounds:
             result["tokens_per_forward"] = stats.tokens_per_forward
         return result

@@ -257,9 +257,10 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         """Target layers that are read (L)."""
         return len(self.target_layer_ids or ()) or self.most_captured
 
-    def layer_ids(self, num_target_layers: int) -> list[int]:
-        """The layers that are read of a target of so many."""
-        return list(self.target_layer_ids or self.choose_layers(num_target_layers))
+    def layer_ids(self, target_config: PreTrainedConfig) -> list[int]:
+        """The layers that are read of a target with this configuration."""
+        num_layers = target_config.get_text_config(decoder=True).num_hidden_layers
+        return list(self.target_layer_ids or self.choose_layers(num_layers))
 
     @property
     def fixed_tree_size(self) -> int | None:

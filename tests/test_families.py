@@ -165,7 +165,7 @@ def test_positions_that_start_late(make_drafter):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_wanted_layers_are_those_of_the_full_tuple(family, make_drafter):
     target = build(family)
-    view = TargetModel(target, make_drafter(target, target_layer_ids=[0, 2]).config)
+    view = TargetModel(target, [0, 2])
     wanted = view.captured(target(PROMPT, **view.capture_kwargs()))
     everything = target(PROMPT, **view.capture_kwargs(capture_all=True)).hidden_states
     assert torch.equal(wanted[0], everything[1])

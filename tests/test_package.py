@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 
 import pytest
 
@@ -11,6 +13,13 @@ import hf_domino
 
 def test_modules_are_attributes():
     assert hf_domino.training is importlib.import_module("hf_domino.training")
+
+
+@pytest.mark.slow
+def test_a_configuration_is_made_wherever_its_class_is_imported_from():
+    script = "from hf_domino.configuration.domino_config import DominoConfig; print(type(DominoConfig()).__name__)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "DominoMethodConfig"
 
 
 def test_other_names_are_refused():

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino check`, and return 1 if the drafter does not fit, 3 if too little was measured."""
     from hf_domino.evaluation.check import MAX_NEW_TOKENS, check_fit
-    from hf_domino.formats.loading import unread_fields
+    from hf_domino.formats.adapters import unread_fields
     from hf_domino.pair import PROMPTS, read_prompts
 
     # A wrong file is an error before models are loaded.

@@ -9,7 +9,7 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ROPE_TYPES
-from hf_domino.configuration.registry import config_classes
+from hf_domino.configuration.registry import config_classes, default_of
 
 ADAPTIVE = "adaptive"
 DRAFT_LENGTHS = (ADAPTIVE, "full")
@@ -74,7 +74,7 @@ def refuse_fields_of_others(config: Any, given: Mapping[str, Any]) -> None:
         others = {other: field for other in config_classes() for field in fields(other) if field.name == name}
         # Older files have fields that follow the target with any value.
         is_size = any(name in other.sizes_for(1) for other in others)
-        defaults = [field.default for field in others.values()]
+        defaults = [default_of(field) for field in others.values()]
         if defaults and not is_size and value not in defaults:
             remedy = "Leave it out; no other drafter of this method can be run."
             raise refusal(fields_of(config, name), defaults[0], value, remedy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable
 from dataclasses import fields
+from importlib import import_module
 from typing import Any
 
 from huggingface_hub.dataclasses import strict
@@ -15,7 +16,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of, refuse_fields_of_others
 from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, fields_from_target
 from hf_domino.configuration.method import MethodFacts
-from hf_domino.configuration.registry import METHODS, all_fields
+from hf_domino.configuration.registry import METHODS, all_fields, default_of
 
 ARCHITECTURE = "DominoDraftModel"  # in every file, whichever method it is of
 # In files of before, and read over.
@@ -177,6 +178,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         """
         if cls is not DominoConfig:
             return cls
+        if not METHODS:  # this module was imported without the methods, which register themselves
+            import_module(f"{__name__.partition('.')[0]}.methods")
         if projector_type not in tuple(METHODS):
             raise ValueError(f"projector_type must be one of {tuple(METHODS)}, got {projector_type!r}.")
         return METHODS[projector_type].config_class
@@ -206,7 +209,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         method = DominoConfig.of_method(changes.get("projector_type", self.projector_type))
         method.refuse_unknown(changes)
         if method is not type(self):
-            own = {field.name: field.default for field in fields(method)} | method.sizes_for(self.hidden_size)
+            own = {field.name: default_of(field) for field in fields(method)} | method.sizes_for(self.hidden_size)
             kept = {name: value for name, value in vars(result).items() if name in own or name.startswith("_")}
             result = object.__new__(method)
             result.__dict__.update(own | kept)
@@ -254,9 +257,10 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         """Target layers that are read (L)."""
         return len(self.target_layer_ids or ()) or self.most_captured
 
-    def layer_ids(self, num_target_layers: int) -> list[int]:
-        """The layers that are read of a target of so many."""
-        return list(self.target_layer_ids or self.choose_layers(num_target_layers))
+    def layer_ids(self, target_config: PreTrainedConfig) -> list[int]:
+        """The layers that are read of a target with this configuration."""
+        num_layers = target_config.get_text_config(decoder=True).num_hidden_layers
+        return list(self.target_layer_ids or self.choose_layers(num_layers))
 
     @property
     def fixed_tree_size(self) -> int | None:

@@ -10,6 +10,12 @@ from hf_domino.configuration.checks import SIZES
 from hf_domino.configuration.from_target import spread_layers
 from hf_domino.configuration.registry import config_classes
 
+# Modules keep these from when they were made, and some would fit the same tensors with others.
+BUILT_WITH = (
+    *("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim", "hidden_act", "rms_norm_eps"),
+    *("rope_parameters", "rope_interleaved", "attention_dropout"),
+)
+
 
 class MethodFacts:
     """What files, training, decoding and messages ask of a method. A configuration class sets what differs."""
@@ -25,6 +31,7 @@ class MethodFacts:
     defaults: ClassVar[Mapping[str, Any]] = {}  # fields of a new drafter that do not follow its target
     fixed: ClassVar[Mapping[str, Any]] = {}  # shared fields that do nothing in it, each with the value it must have
     unread: ClassVar[Sequence[str]] = ()  # shared fields that do nothing in it, with any value
+    built_with: ClassVar[Sequence[str]] = BUILT_WITH  # fields that no view of a drafter can change
     ranges: ClassVar[dict[str, tuple[int, int]]] = SIZES  # of its fields that are whole numbers
     lacks: ClassVar[Mapping[str, str]] = {}  # features that it does not support, each with the reason
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from transformers import AutoModel, AutoModelForCausalLM, PreTrainedConfig
@@ -25,6 +25,13 @@ def register(model_class: Any) -> None:
 def config_classes() -> list[Any]:
     """The configuration classes of all methods."""
     return [model_class.config_class for model_class in METHODS.values()]
+
+
+def default_of(field: Field) -> Any:
+    """The default of a configuration's field, which a factory may make."""
+    if field.default_factory is MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def all_fields() -> dict[str, str]:

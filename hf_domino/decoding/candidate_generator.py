@@ -104,7 +104,7 @@ class DominoCandidateGenerator(CandidateGenerator):
     ):
         drafter = _fitting(assistant_model, target_model)
         self.assistant_model = drafter
-        self.target = TargetModel(target_model, drafter.config)
+        self.target = TargetModel(target_model, drafter.config.layer_ids(target_model.config))
         self.num_assistant_tokens = most_proposals(drafter, target_model, generation_config)
         wants_states = bool(generation_config.return_dict_in_generate and generation_config.output_hidden_states)
         self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)

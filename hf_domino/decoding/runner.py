@@ -29,6 +29,7 @@ from hf_domino.decoding.caches import (
 )
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.tree import Tree, along, tree_inputs
+from hf_domino.target.attention import unrepeated_keys
 from hf_domino.target.view import Captured, TargetModel
 
 
@@ -165,14 +166,15 @@ class TargetRunner:
             self._snapshot = StateSnapshot(self.cache)
         else:
             self._snapshot = None
-        return self._forward(
-            self._block,
-            self._checked,
-            width,
-            logits_to_keep=width,
-            is_first_iteration=False,
-            arrange=None if proposed.parents is None else partial(tree_inputs, proposed.depths, proposed.sees),
-        )
+        with unrepeated_keys(self._device):
+            return self._forward(
+                self._block,
+                self._checked,
+                width,
+                logits_to_keep=width,
+                is_first_iteration=False,
+                arrange=None if proposed.parents is None else partial(tree_inputs, proposed.depths, proposed.sees),
+            )
 
     def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
         """Move what was accepted of the block to its front, where a chain has it, and give its hidden states."""

@@ -160,7 +160,8 @@ def explain_round(
     most = drafter.config.num_draft_tokens + 1
     model, input_ids, (processors, criteria, _), kwargs = prepared(target, input_ids, most, **generate_kwargs)
     distribution = TokenDistribution(processors, KnownStops.among(criteria))
-    return _explain(drafter, TargetModel(model, drafter.config), input_ids, distribution, kwargs)
+    view = TargetModel(model, drafter.config.layer_ids(model.config))
+    return _explain(drafter, view, input_ids, distribution, kwargs)
 
 
 @torch.no_grad()

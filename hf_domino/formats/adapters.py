@@ -16,6 +16,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_loaded, interpret, shown
+from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import ADAPTER_CONFIG, AGAIN, CONFIG, check_source, find_file, read_config, read_object
 from hf_domino.target.identity import TargetIdentity
 
@@ -62,6 +63,15 @@ def stored_config(name: str | os.PathLike, download: Mapping[str, Any]) -> Store
     if stored is None:
         return stored_config(*base_of(name, download))
     return stored
+
+
+def unread_fields(name: str | os.PathLike) -> list[str]:
+    """Name the fields of a loaded drafter's config.json that are neither read nor known to change no draft."""
+    stored = stored_config(name, {"local_files_only": True})
+    found = format_of(stored)
+    if found is None:
+        return []
+    return found.unread(stored)
 
 
 def drafter_config(name: str | os.PathLike) -> DominoConfig:

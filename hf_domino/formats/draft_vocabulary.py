@@ -133,7 +133,7 @@ def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | Non
     if target is None:
         return found, NO_HEAD
     check_target(config, target)
-    head = TargetModel(target, config).readable_head
+    head = TargetModel(target).readable_head
     if head is None:
         remedy = "Load it without quantisation, adapters and offloading."
         raise refusal("the target's lm_head", "one whose rows can be read", type(target).__name__, remedy)

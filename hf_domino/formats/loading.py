@@ -110,15 +110,6 @@ def _pinned(name: str | os.PathLike, arguments: dict[str, Any]) -> dict[str, Any
     return download
 
 
-def unread_fields(name: str | os.PathLike) -> list[str]:
-    """Name the fields of a drafter's config.json that are neither read nor known to change no draft."""
-    stored = read_config(name, {"local_files_only": True})  # which was loaded before
-    found = None if stored is None else format_of(stored)
-    if found is None or stored is None:
-        return []
-    return found.unread(stored)
-
-
 def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) -> tuple[Format, DominoConfig]:
     """Find the format of a configuration, and read it as ours, with fields to set in it."""
     found = format_of(stored)

@@ -15,8 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+from hf_domino._common.refusal import refusal
 from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import whole_files
+from hf_domino.configuration.domino_config import DominoConfig
 
 FOLDER = "custom_generate"
 # Read, never imported; what Transformers looks for.
@@ -52,10 +54,26 @@ def write_bundle(folder: str | Path) -> list[Path]:
     return [place / name for name in texts]
 
 
-def bundle() -> dict[str, str]:
-    """Make the flat modules: text by name."""
+def check_bundled(config: DominoConfig) -> None:
+    """Refuse a drafter that the bundle could not run.
+
+    Args:
+        config (`DominoConfig`): Its configuration.
+
+    Raises:
+        ValueError: If its method is no part of this package, or the package is not there.
+    """
     if _path(_ENTRY_NAME) is None:
         raise ValueError("standalone=True needs the package, whose source is bundled: pip install hf-domino.")
+    module = type(config).__module__
+    if _path(module) is None:
+        remedy = f"The bundle is this package's code, without {module}. Save it without standalone=True."
+        allowed = "one of hf_domino with standalone=True"
+        raise refusal("the drafter's method", allowed, f"{config.title} ({config.projector_type})", remedy)
+
+
+def bundle() -> dict[str, str]:
+    """Make the flat modules: text by name."""
     texts: dict[str, str] = {}
     found = {_ENTRY_NAME: ENTRY_FILE}
     open_ = [_ENTRY_NAME]

@@ -46,6 +46,7 @@ class DFlash2Config(BlockConfig):
     }
     defaults = {"conv_kernel_size": 2, "draft_pool_size": 16}
     fixed = {"pure_draft_prefix_len": 0}
+    built_with = (*BlockConfig.built_with, "selector_top_k")
     ranges = BlockConfig.ranges | {"selector_rank": WIDTH, "selector_top_k": (1, MOST_DRAFTED)}
     lacks = {"the plugin for vLLM": "vLLM runs DFlash 2 itself, in z-lab's layout."}
 

@@ -63,6 +63,7 @@ class DSparkConfig(BlockConfig):
     }  # the last two in some
     frozen = ("confidence_head",)
     fixed = {"pure_draft_prefix_len": 0}
+    built_with = (*BlockConfig.built_with, "markov_head_type")
     ranges = BlockConfig.ranges | {"markov_rank": WIDTH}
     lacks = {
         "the plugin for vLLM": "vLLM runs DSpark itself, in the layout of DeepSpec or speculators.",

@@ -39,9 +39,6 @@ if TYPE_CHECKING:
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-ONE_LAYER = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}
-
-
 @strict
 class Eagle3Config(DominoConfig):
     """Configuration of an EAGLE-3 drafter, which drafts at most `block_size` tokens.
@@ -72,8 +69,9 @@ class Eagle3Config(DominoConfig):
     needs_layer_ids = False
     most_captured = 3
     defaults = {"block_size": 7, "num_hidden_layers": 1}
-    fixed = ONE_LAYER
+    fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}
     unread = ("mask_token_id",)
+    built_with = (*DominoConfig.built_with, "norm_before_residual", "qk_norm")
     lacks = {
         "start_from_target": "Its layer reads embeddings beside states; leave it out.",
         "export": "Engines' layouts are read, not written; save_pretrained writes hf_domino's own format.",

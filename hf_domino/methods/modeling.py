@@ -24,7 +24,7 @@ from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
 from hf_domino.formats.loading import check_loaded, translate
-from hf_domino.formats.standalone import write_bundle
+from hf_domino.formats.standalone import check_bundled, write_bundle
 from hf_domino.methods.backbone import ZeroLinear
 from hf_domino.methods.interface import DraftingMethod
 from hf_domino.methods.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
@@ -128,10 +128,11 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         """A second drafter over the same weights, with fields of the configuration changed; this one stays as it is.
 
         Args:
-            changes: Fields of [`DominoConfig`] that do not change the weights' shapes, such as `draft_length`.
+            changes: Fields of [`DominoConfig`] that change neither the weights' shapes nor what modules were built
+                with, such as `draft_length`.
 
         Raises:
-            ValueError: If there is no such field, or its value is out of range.
+            ValueError: If there is no such field, its value is out of range, or no view can change it.
 
         Example:
         ```python
@@ -147,6 +148,12 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         if config.draft_vocab_size != self.config.draft_vocab_size:
             remedy = "Take a copy with fewer tokens: drafter.restricted(token_ids)."
             raise refusal("draft_vocab_size", self.config.draft_vocab_size, config.draft_vocab_size, remedy)
+        own = vars(self.config)
+        kept = {name: own[name] for name in self.config.built_with if getattr(config, name, own[name]) != own[name]}
+        if kept:
+            changed = {name: getattr(config, name) for name in kept}
+            remedy = "Its modules were built with that. Load the drafter with another: from_pretrained(folder, ...)."
+            raise refusal(f"{', '.join(kept)} of a view", kept, changed, remedy)
         if not config.shapes().items() <= self.config.shapes().items():
             remedy = "Make a drafter of that shape: DominoDraftModel(DominoConfig.for_target(target.config, ...))."
             raise refusal(f"{', '.join(changes)} of a view", "of the drafter's own weights", changes, remedy)
@@ -263,12 +270,14 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
                 transformers.
 
         Raises:
-            ValueError: With both `standalone` and `push_to_hub`.
+            ValueError: With both `standalone` and `push_to_hub`, or with `standalone` for a method of another package.
         """
         self.config.check_supports("save_pretrained")
         if standalone and kwargs.get("push_to_hub"):
             remedy = "It would not be uploaded: save the folder, and send it by hf-domino push."
             raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
+        if standalone:
+            check_bundled(self.config)
         super().save_pretrained(save_directory, *args, **kwargs)
         if standalone and kwargs.get("is_main_process", True):
             write_bundle(save_directory)

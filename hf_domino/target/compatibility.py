@@ -62,7 +62,7 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
             raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
     _fit_vocabulary(config, text.vocab_size)
     allowed = readable_layers(config, text.num_hidden_layers)
-    layer_ids = config.layer_ids(text.num_hidden_layers)
+    layer_ids = config.layer_ids(text)
     if len(layer_ids) != config.num_captured or not all(layer in allowed for layer in layer_ids):
         if len(layer_ids) == config.num_captured:
             count = ""

@@ -8,7 +8,7 @@ Shapes: B batch, T tokens, H hidden size, V vocabulary, L captured layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils import ModelOutput, output_capturing
 
-from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.from_target import LENGTH_LIMITS
 
 Captured = tuple[torch.Tensor, ...]  # hidden states `[B, T, H]` of each of the L layers
@@ -30,12 +29,18 @@ else:
 
 
 class TargetModel:
-    """View a causal language model as drafting and training need it; holds no state and is never saved."""
+    """View a causal language model as drafting and training need it; holds no state and is never saved.
 
-    def __init__(self, model: PreTrainedModel, config: DominoConfig):
+    Args:
+        model (`PreTrainedModel`): The target.
+        layer_ids (`Sequence[int]`, *optional*, defaults to `()`): The L layers whose hidden states are captured, such
+            as `config.layer_ids(model.config)` of a drafter's configuration.
+    """
+
+    def __init__(self, model: PreTrainedModel, layer_ids: Sequence[int] = ()):
         self.model = model
         self.text_config = model.config.get_text_config(decoder=True)
-        self.layer_ids = config.layer_ids(self.text_config.num_hidden_layers)
+        self.layer_ids = layer_ids
         self._embeddings = model.get_input_embeddings()
         self._lm_head = model.get_output_embeddings()
 
@@ -80,7 +85,7 @@ class TargetModel:
         return {"output_hidden_states": True if capture_all else entries, "return_dict": True}
 
     def captured(self, outputs: ModelOutput) -> Captured:
-        """The L hidden states `[B, T, H]` of `target_layer_ids` in a forward's outputs."""
+        """The L hidden states `[B, T, H]` of `layer_ids` in a forward's outputs."""
         hidden_states = outputs.hidden_states
         if hidden_states is None:
             raise ValueError(

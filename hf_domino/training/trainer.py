@@ -147,7 +147,7 @@ class DominoTrainer(Trainer):
         self.model_accepts_loss_kwargs = True
         self.drafter = model
         place_target(target, args.device)
-        self.target = TargetModel(target.requires_grad_(False).eval(), model.config)
+        self.target = TargetModel(target.requires_grad_(False).eval(), model.config.layer_ids(target.config))
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self._losses: list[tuple[int, torch.Tensor]] = []  # of steps, to be looked at
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted

@@ -58,7 +58,7 @@ def blocks(target, **overrides):
     hidden = 0.3 * torch.randn(3, drafter.config.num_draft_tokens, 32)
     prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (3, 11)), [11, 11, 8], [0, 1, 2])
     return (
-        (drafter.restricted(IDS), TargetModel(target, drafter.config), hidden, prefixes),
+        (drafter.restricted(IDS), TargetModel(target), hidden, prefixes),
         (drafter, Impossible(target, drafter.config), hidden, prefixes),
     )
 

@@ -26,7 +26,7 @@ def make(target, **overrides):
     torch.manual_seed(5)
     hidden = 0.3 * torch.randn(2, drafter.config.num_draft_tokens, drafter.config.hidden_size)
     prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (2, 11)), [11, 8], [0, 1])
-    return drafter, TargetModel(target, drafter.config), hidden, prefixes
+    return drafter, TargetModel(target), hidden, prefixes
 
 
 @torch.no_grad()

@@ -204,7 +204,7 @@ def test_a_processor_with_state_sees_each_committed_position_once(tiny_qwen3, ma
 @torch.no_grad()
 def test_what_is_forced_or_lifted_is_drafted_and_what_is_banned_is_not(tiny_qwen3):
     drafter = build_drafter(tiny_qwen3, draft_pool_size=8)
-    prefixes, target = Prefixes.of(torch.randint(4, 60, (2, 9))), TargetModel(tiny_qwen3, drafter.config)
+    prefixes, target = Prefixes.of(torch.randint(4, 60, (2, 9))), TargetModel(tiny_qwen3)
     hidden = torch.randn(2, 6, 32)
     unlikely = int(target.logits(hidden).amax(dim=(0, 1)).argmin())
     likely = target.logits(hidden).amax(dim=(0, 1)).topk(30).indices.tolist()

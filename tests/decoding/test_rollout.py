@@ -35,7 +35,7 @@ def block(request, tiny_qwen3):
     torch.manual_seed(5)
     hidden = 0.3 * torch.randn(3, drafter.config.num_draft_tokens, drafter.config.hidden_size)
     prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (3, 11)), [11, 11, 8], [0, 1, 2])
-    return drafter, TargetModel(tiny_qwen3, drafter.config), hidden, prefixes
+    return drafter, TargetModel(tiny_qwen3), hidden, prefixes
 
 
 def exponential(block):
@@ -52,7 +52,7 @@ def test_proposals_are_those_of_the_formulas(tiny_qwen3, shift_label, prefix_len
     fields = {"shift_label": shift_label, "pure_draft_prefix_len": prefix_len, "draft_pool_size": pool_size}
     drafter = build_drafter(tiny_qwen3, block_size=7, **fields)
     torch.nn.init.normal_(drafter.embed_proj[2].weight, std=2.0)
-    hidden, target = 0.3 * torch.randn(2, 7, drafter.config.hidden_size), TargetModel(tiny_qwen3, drafter.config)
+    hidden, target = 0.3 * torch.randn(2, 7, drafter.config.hidden_size), TargetModel(tiny_qwen3)
     prefixes, distribution = (
         Prefixes(torch.randint(4, VOCAB_SIZE, (2, 9)), [9, 6], [0, 1]),
         TokenDistribution(LogitsProcessorList()),

@@ -85,7 +85,7 @@ def test_interleaved_rotary_positions_draft_the_same_tokens(tiny_qwen3, tmp_path
     options = {"rope_interleaved": False, "dtype": torch.float32}
     wrong = DominoDraftModel.from_pretrained(tmp_path / "interleaved", **options, **WHOLE)
     assert drafted(tiny_qwen3, wrong) != rounds
-    view, ids = TargetModel(tiny_qwen3, known.config), torch.arange(9, 24)[None]
+    view, ids = TargetModel(tiny_qwen3, known.config.layer_ids(tiny_qwen3.config)), torch.arange(9, 24)[None]
     states = view.captured(tiny_qwen3(ids, **view.capture_kwargs()))
     anchors = torch.tensor([[5, 8]])
     blocks = [one.draft_blocks(view, ids, one.fuse_context(states), anchors) for one in (known, found)]

@@ -44,7 +44,7 @@ def draft_logits(drafter, target) -> torch.Tensor:
     """Corrected logits `[1, K, V]` of a block after a fixed context, through the target's own layers."""
     torch.manual_seed(7)
     ids = torch.randint(4, 64, (1, 12))
-    view = TargetModel(target, drafter.config)
+    view = TargetModel(target, drafter.config.layer_ids(target.config))
     context = drafter.fuse_context(view.captured(target(ids, **view.capture_kwargs())))
     block = torch.full((1, drafter.config.block_size), drafter.config.mask_token_id)
     block[:, 0] = ids[:, -1]

@@ -36,7 +36,7 @@ def test_scores_are_those_of_its_own_class(tiny_qwen3, tmp_path, kind):
     theirs.load_state_dict(loaded.state_dict(), strict=False)
     theirs.load_verifier_weights()
 
-    view, config = TargetModel(tiny_qwen3, drafter.config), drafter.config
+    view, config = TargetModel(tiny_qwen3, drafter.config.layer_ids(tiny_qwen3.config)), drafter.config
     ids = torch.randint(4, 64, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     outputs = tiny_qwen3(ids, **view.capture_kwargs(final=True))
     captured, mask = view.captured(outputs), torch.zeros_like(ids).index_fill(1, torch.tensor([ANCHOR]), 1)

@@ -276,7 +276,7 @@ def last_layer_too(tiny_qwen3, tmp_path):
 def test_the_last_layers_state_is_read_after_the_final_norm(tiny_qwen3, last_layer_too, cache, monkeypatch):
     ids = torch.arange(4, 14)[None]
     expected = tiny_qwen3.model(ids, output_hidden_states=True).hidden_states
-    target = TargetModel(tiny_qwen3, last_layer_too.config)
+    target = TargetModel(tiny_qwen3, last_layer_too.config.layer_ids(tiny_qwen3.config))
     captured, final = read_target(target, {"input_ids": ids}, final=True)
     assert torch.equal(expected[4], tiny_qwen3.model(ids).last_hidden_state)
     for states in (target.captured(tiny_qwen3(ids, **target.capture_kwargs())), captured):

@@ -25,8 +25,8 @@ from test_interleaved import SAID
 from test_trainers import DEEPSPEC_DFLASH, EAGLE, EAGLES, VERL_DOMINO
 
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.formats.adapters import unread_fields
 from hf_domino.formats.fields import OF_OTHERS, OF_ROPE
-from hf_domino.formats.loading import unread_fields
 from hf_domino.formats.registry import FORMATS, format_of
 
 KNOWN = {
@@ -110,6 +110,9 @@ def test_what_is_not_read_is_said_once_at_load(tiny_qwen3, tmp_path, caplog):
     assert len(said) == 1
     assert "not read: clever_trick. " in said[0]
     assert (unread_fields(tmp_path), unread_fields(tmp_path / "ours")) == (["clever_trick"], [])
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(tmp_path)}))
+    assert unread_fields(tmp_path / "adapter") == ["clever_trick"]
 
 
 def test_our_own_files_hold_nothing_that_is_not_read(tiny_qwen3, tmp_path, caplog):

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
+from peft import AutoPeftModel, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import pipeline
 
@@ -88,6 +88,18 @@ def test_by_the_adapters_folder(adapter, saved_pair, adapted, tiny_qwen3, target
     prompt = torch.tensor(PROMPTS[:1])
     written = tiny_qwen3.generate(prompt, assistant_model=str(adapter), max_new_tokens=8, do_sample=False)
     assert torch.equal(written, tiny_qwen3.generate(prompt, max_new_tokens=8, do_sample=False))
+
+
+@pytest.mark.parametrize("named", [None, {"parent_library": "hf_domino.drafter.modeling"}], ids=["now", "before"])
+def test_by_pefts_auto_class(adapter, adapted, named):
+    """Its files name a class of the drafter, and that of earlier versions where it stood then."""
+    file = adapter / "adapter_config.json"
+    stored = json.loads(file.read_text())
+    if named:
+        stored["auto_mapping"] = {"base_model_class": "DominoDraftModel"} | named
+        file.write_text(json.dumps(stored))
+    loaded = AutoPeftModel.from_pretrained(adapter, import_allowlist=["hf_domino"])
+    assert torch.equal(draft(loaded.get_base_model()), draft(adapted.get_base_model()))
 
 
 def test_by_an_adapters_name_without_network(saved_pair, adapter, adapted, tmp_path, monkeypatch):

@@ -63,7 +63,7 @@ def test_blocks_side_by_side_read_the_text(wide, drafter):
     """As in training: the text's tokens, and the drafter's own states."""
     ids = torch.randint(4, 64, (2, 20), generator=torch.Generator().manual_seed(2))
     anchors = torch.tensor([[3, 12, 17, -1], [0, 1, 19, -1]])
-    view, reference = TargetModel(wide, drafter.config), Formula(drafter, wide)
+    view, reference = TargetModel(wide), Formula(drafter, wide)
     outputs = wide(ids, output_hidden_states=True, use_cache=False)
     states = [outputs.hidden_states[layer + 1] for layer in (0, 2)]
     found = drafter.draft_blocks(view, ids, drafter.fuse_context(states), anchors)
@@ -123,7 +123,7 @@ def test_what_it_lacks_is_refused_by_name(wide, whole):
 
 
 def test_weights_of_the_loss_fall_by_a_fifth_with_each_draft(wide, whole, tmp_path):
-    view, arguments = TargetModel(wide, whole.config), DominoTrainingArguments(str(tmp_path), report_to="none")
+    view, arguments = TargetModel(wide), DominoTrainingArguments(str(tmp_path), report_to="none")
     batch = {"input_ids": torch.arange(12)[None], "loss_mask": torch.ones(1, 12), "anchors": torch.tensor([[2]])}
     Objective(whole, view, arguments, None).label(batch)
     torch.testing.assert_close(batch["weights"][0, 0], 0.8 ** torch.arange(4.0))

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hf_domino import DominoDraftModel
-from hf_domino.formats.loading import interpret, unread_fields
+from hf_domino.formats.adapters import unread_fields
+from hf_domino.formats.loading import interpret
 from hf_domino.target.view import TargetModel
 
 IDS = [0, 3, 4, 9, 11, 40, 62]
@@ -157,9 +158,9 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
     assert (info["unexpected_keys"], loaded.dtype) == (set(), torch.float64)
     assert loaded.config.projector_type == "eagle3"
     assert unread_fields(tmp_path) == []
-    assert loaded.config.layer_ids(8) == LAYOUTS[name][2]
+    assert loaded.config.layer_ids(deep.config) == LAYOUTS[name][2]
     assert all(torch.equal(tensor, loaded.state_dict()[key]) for key, tensor in ours.state_dict().items())
-    view, reference = TargetModel(deep, loaded.config), Formula(ours, deep)
+    view, reference = TargetModel(deep, loaded.config.layer_ids(deep.config)), Formula(ours, deep)
     ids = torch.arange(9, 24)[None]
     states = loaded.fuse_context(view.captured(deep(ids, **view.capture_kwargs())))
     hidden = loaded.draft_blocks(view, ids, states, torch.tensor([[7]]))[0, 0]
@@ -175,7 +176,7 @@ def test_a_layout_loads_and_drafts_by_the_formulas(deep, tmp_path, name, rounds)
     loaded.save_pretrained(tmp_path / "ours")
     again = DominoDraftModel.from_pretrained(tmp_path / "ours")
     assert all(torch.equal(tensor, again.state_dict()[key]) for key, tensor in ours.state_dict().items())
-    assert again.config.layer_ids(8) == LAYOUTS[name][2]
+    assert again.config.layer_ids(deep.config) == LAYOUTS[name][2]
 
 
 @pytest.mark.parametrize("name", ["speculators", "Model-Optimizer"])

@@ -1,6 +1,8 @@
 """The drafter as a module: forward with and without cache, saving, loading, dtypes."""
 
+import pytest
 import torch
+from builders import build_drafter
 
 from hf_domino import DominoConfig, DominoDraftModel
 
@@ -20,6 +22,30 @@ def test_a_fresh_head_corrects_nothing(tiny_qwen3):
     assert (
         drafter.embed_proj(torch.randn(3, drafter.config.hidden_size + drafter.config.gru_hidden_dim)).abs().max() == 0
     )
+
+
+@pytest.mark.parametrize(
+    ("method", "fields"),
+    [
+        ("domino", {"rope_interleaved": True}),
+        ("domino", {"hidden_act": "gelu"}),
+        ("domino", {"num_hidden_layers": 1}),
+        ("dflash", {"rms_norm_eps": 1e-3, "attention_dropout": 0.5}),
+        ("dflash", {"rope_parameters": {"rope_type": "default", "rope_theta": 5.0}}),
+        ("eagle3", {"qk_norm": False}),
+        ("eagle3", {"norm_before_residual": True}),
+        ("eagle3", {"head_dim": 4, "num_attention_heads": 8, "num_key_value_heads": 4}),
+        ("dspark", {"markov_head_type": "vanilla"}),
+        ("dflash2", {"selector_top_k": 3}),
+    ],
+)
+def test_a_view_cannot_change_what_modules_were_built_with(tiny_qwen3, method, fields):
+    made = {"eagle3": {"qk_norm": True}, "dspark": {"markov_head_type": "gated"}}.get(method, {})
+    drafter = build_drafter(tiny_qwen3, projector_type=method, **made)
+    with pytest.raises(ValueError, match=rf"of a view must be .*{next(iter(fields))}.* Load the drafter with another"):
+        drafter.view(**fields)
+    same = {name: getattr(drafter.config, name) for name in fields}
+    assert drafter.view(draft_length="full", **same).config.draft_length == "full"
 
 
 def test_rotary_frequencies_stay_in_fp32(tiny_drafter):

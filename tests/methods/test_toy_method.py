@@ -104,6 +104,23 @@ def test_what_it_lacks_is_refused_by_name(drafter, tmp_path):
         DominoConfig(toy_scale=2.0)
 
 
+def test_a_standalone_folder_has_no_room_for_it(drafter, tmp_path):
+    message = r"the drafter's method must be one of hf_domino with standalone=True, got 'Toy \(toy\)'.*toy_method"
+    with pytest.raises(ValueError, match=message):
+        drafter.save_pretrained(tmp_path / "out", standalone=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_defaults_that_a_factory_makes(target):
+    domino = DominoConfig.for_target(target.config)
+    configs = [domino.changed(projector_type="toy") for _ in range(2)]
+    assert [config.toy_notes for config in configs] == [[], []]
+    assert configs[0].toy_notes is not configs[1].toy_notes
+    DominoConfig(toy_notes=[])  # as in a file of another method
+    with pytest.raises(ValueError, match=r"toy_notes of a Domino drafter must be \[\], got \['a'\]"):
+        DominoConfig(toy_notes=["a"])
+
+
 # Packages and modules that may name methods, and why.
 MAY_NAME = {
     "methods": "the methods themselves",

@@ -85,7 +85,7 @@ def targets(tiny_qwen3, tiny_llama):
 def test_logits_are_the_targets(tiny_qwen3, tiny_llama):
     hidden = torch.randn(2, 3, 32)
     for target in targets(tiny_qwen3, tiny_llama):
-        view = TargetModel(target, build_drafter(tiny_qwen3).config)
+        view = TargetModel(target)
         assert view.readable_head is target.get_output_embeddings()
         found = vocabulary().logits(view, hidden)
         torch.testing.assert_close(found, view.logits(hidden)[..., IDS], **LOGITS_TOL)
@@ -96,7 +96,7 @@ def test_scales_that_a_drafter_tells_are_in_place_of_the_targets(tiny_qwen3, tin
     hidden, told = torch.randn(2, 3, 32), {"output_multiplier": 0.5, "final_logit_softcapping": 2.0}
     for target in targets(tiny_qwen3, tiny_llama):
         drafter = build_drafter(target, **told)
-        view, raw = TargetModel(target, drafter.config), target.lm_head(hidden)
+        view, raw = TargetModel(target), target.lm_head(hidden)
         for own, logits in ((drafter, raw), (drafter.restricted(IDS), raw[..., IDS])):
             torch.testing.assert_close(own.logits(view, hidden), 2 * torch.tanh(logits / 4), **LOGITS_TOL)
         table = target.get_input_embeddings().weight
@@ -132,7 +132,7 @@ def parametrised(target):
 def test_a_head_that_cannot_be_read_is_called(tiny_llama, tiny_drafter, change):
     target, hidden = copy.deepcopy(tiny_llama), torch.randn(2, 3, 32)
     change(target)
-    view = TargetModel(target, tiny_drafter.config)
+    view = TargetModel(target)
     assert view.readable_head is None
     assert torch.equal(vocabulary().logits(view, hidden), view.logits(hidden)[..., IDS])
     assert vocabulary().prepare(view) is None
@@ -141,7 +141,7 @@ def test_a_head_that_cannot_be_read_is_called(tiny_llama, tiny_drafter, change):
 @torch.no_grad()
 def test_rows_are_copied_once_and_again_where_weights_changed(tiny_llama, tiny_drafter):
     drafter, target, hidden = tiny_drafter.restricted(IDS), copy.deepcopy(tiny_llama), torch.randn(2, 32)
-    view = TargetModel(target, drafter.config)
+    view = TargetModel(target)
     address = drafter.vocabulary.prepare(view)
     assert drafter.view(draft_length="adaptive").vocabulary.prepare(view) == address
     target.lm_head.weight.mul_(2.0)  # in place: a captured graph goes on to read the same rows
@@ -160,7 +160,7 @@ def test_rows_are_copied_once_and_again_where_weights_changed(tiny_llama, tiny_d
 def test_rows_keep_no_target_and_are_not_copied(tiny_llama, tiny_drafter):
     drafter, target = tiny_drafter.restricted(IDS), copy.deepcopy(tiny_llama)
     with torch.inference_mode():
-        address = drafter.vocabulary.prepare(view := TargetModel(target, drafter.config))
+        address = drafter.vocabulary.prepare(view := TargetModel(target))
     drafter.vocabulary.logits(view, torch.randn(1, 32, requires_grad=True)).sum().backward()  # of no inference mode
     for other in (copy.deepcopy(drafter), pickle.loads(pickle.dumps(drafter))):
         assert other.vocabulary.prepare(view) != address

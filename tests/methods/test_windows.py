@@ -149,7 +149,7 @@ def test_rows_of_different_lengths(make, windows):
 @torch.no_grad()
 def test_blocks_side_by_side(make, target, windows):
     drafter, ids = make(windows), torch.randint(4, 64, (2, LENGTH))
-    view, anchors = TargetModel(target, drafter.config), torch.tensor([[1, 9, 24], [5, 17, -1]])
+    view, anchors = TargetModel(target), torch.tensor([[1, 9, 24], [5, 17, -1]])
     context, _, positions = inputs(batch_size=2)
     found = drafter.draft_blocks(view, ids, context, anchors)
     for row, index in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)):

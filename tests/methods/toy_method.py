@@ -8,6 +8,8 @@ size, A heads, D head width.
 
 from __future__ import annotations
 
+from dataclasses import field
+
 import torch
 import torch.nn.functional as F
 from huggingface_hub.dataclasses import strict
@@ -18,10 +20,11 @@ from hf_domino.methods import DominoConfig, DominoDraftModel
 
 @strict
 class ToyConfig(DominoConfig):
-    """Configuration of a toy drafter, with a field of its own."""
+    """Configuration of a toy drafter, with fields of its own."""
 
     projector_type: str = "toy"
     toy_scale: float | int = 1.0
+    toy_notes: list[str] = field(default_factory=list)
 
     title = "Toy"
     defaults = {"block_size": 5, "num_hidden_layers": 1}

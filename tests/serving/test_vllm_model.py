@@ -59,9 +59,7 @@ def test_the_server_takes_our_proposals(served, tiny_llama, tmp_path, kind, pref
     hidden, text = torch.randn(REQUESTS, COUNT + 1, 32), torch.randint(4, VOCAB_SIZE, (REQUESTS, 3))
     own = hidden[:, :-1] if shift_label else hidden[:, 1:]
     prefixes = Prefixes(text, [3] * REQUESTS, [0, 1, 2])
-    expected = CorrectedBranches(
-        drafter, TargetModel(tiny_llama, drafter.config), own, prefixes, TokenDistribution([])
-    ).chain()
+    expected = CorrectedBranches(drafter, TargetModel(tiny_llama), own, prefixes, TokenDistribution([])).chain()
     if kind == "dflash" and not shift_label and ids is not None:
         assert model.drafter_config is None  # vLLM's own, which knows no t2d
         return

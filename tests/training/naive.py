@@ -70,7 +70,7 @@ def _selector(drafter, target, tokens, z):
 
 def _along(drafter, target, ids, context, anchor):
     """What a drafter that reads its own drafts makes of a text, all entries anew for each token: `[K, H]`."""
-    view, states = TargetModel(target, drafter.config), context
+    view, states = TargetModel(target), context
     causal = functools.partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
     for k in range(drafter.config.block_size):
         places = torch.arange(anchor + k)[None]

@@ -27,6 +27,7 @@ from hf_domino.decoding.static.workspace import Workspace, give_back
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
+from hf_domino.target.attention import unrepeated_keys
 from hf_domino.target.view import Captured, TargetModel
 
 
@@ -182,7 +183,7 @@ class StaticRunner(TargetRunner):
             inputs: tuple[torch.Tensor, ...] = (torch.nn.functional.pad(block, (0, width - num_checked)),)
         else:
             inputs = (block, proposed.depths, proposed.sees)
-        with self._executor.timer.phase("target_forward"):
+        with self._executor.timer.phase("target_forward"), unrepeated_keys(self._device):
             logits, captured = self._executor.run(self.target_forward, *inputs, key=self._key)
         return logits[:, :num_checked], captured
 

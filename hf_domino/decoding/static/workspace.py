@@ -268,7 +268,7 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
     tensors = (t for model in models for part in (model.parameters(), model.buffers()) for t in part)
     options: list[Any] = [(model.training, getattr(model.config, "_attn_implementation", None)) for model in models]
     config = drafter.config
-    options += [config.to_json_string(use_diff=False), drafter.vocabulary.prepare(TargetModel(target, config))]
+    options += [config.to_json_string(use_diff=False), drafter.vocabulary.prepare(TargetModel(target))]
     options += [hook for model in models for part in model.modules() if has_hooks(part) for hook in _hooks(part)]
     options += [repr([getattr(part, name, None) for name in OF_ADAPTERS]) for part in _adapted(models)]
     return (tuple(hash((t.data_ptr(), t.dtype, t.requires_grad)) for t in tensors), *options)

@@ -139,10 +139,10 @@ def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, text: T
     lengths = {}
     size = drafter.config.block_size
     num_rounds = max(0, text.ids.shape[1] - text.prompt_length - size)
-    all_layers = TargetModel(target, drafter.config).capture_kwargs(capture_all=True)
+    all_layers = TargetModel(target).capture_kwargs(capture_all=True)
     outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
     for name, view in variants_of(drafter, target.config.get_text_config(decoder=True).num_hidden_layers):
-        target_view = TargetModel(target, view.config)
+        target_view = TargetModel(target, view.config.layer_ids(target.config))
         states = [states.to(text.ids.device) for states in target_view.captured(outputs)]
         batch = {"input_ids": text.ids, STATES: torch.stack(states, dim=2)}
         _, found = accept_lengths(view, target_view, batch, text.prompt_length, name != WITHOUT_CONTEXT)

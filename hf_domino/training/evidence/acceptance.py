@@ -57,7 +57,7 @@ def walk_rounds(
     """Rounds of the base logits alone, and those of [`walk_acceptance`], at the price of one walk."""
     was_training = drafter.training
     drafter.eval()
-    view = TargetModel(target, drafter.config)
+    view = TargetModel(target, drafter.config.layer_ids(target.config))
     found: tuple[list[list[int]], list[list[int]]] = ([], [])
     for sequence, start, states in texts:
         batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}

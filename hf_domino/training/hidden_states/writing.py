@@ -71,7 +71,7 @@ class StateWriter:
         shard: tuple[int, int] = (0, 1),
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ):
-        self.target = TargetModel(target, config)
+        self.target = TargetModel(target, config.layer_ids(target.config))
         self.folder = Path(folder)
         known = dtype_of(target.dtype if dtype == "auto" else dtype, "cache_dtype", "Choose one of them, or auto.")
         name = str(known).removeprefix("torch.")

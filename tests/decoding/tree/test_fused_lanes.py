@@ -42,7 +42,7 @@ def grow(tiny, processors=(), is_drawn=False, is_fixed=True, drafted=None, **opt
     hidden = torch.randn(2, DEPTH, drafter.config.hidden_size, generator=generator)
     prefixes = Prefixes(torch.randint(4, VOCAB_SIZE, (2, 11), generator=generator), [11, 8], [0, 1])
     noise = torch.empty(2, DEPTH, VOCAB_SIZE).exponential_(generator=generator) if is_drawn else None
-    distribution, target = TokenDistribution(LogitsProcessorList(processors)), TargetModel(tiny, drafter.config)
+    distribution, target = TokenDistribution(LogitsProcessorList(processors)), TargetModel(tiny)
     ends = torch.empty(0, dtype=torch.long) if is_fixed else None
     behind = branches.CorrectedBranches(drafter, target, hidden, prefixes, distribution, noise, is_tree=True)
     return growing.grow(behind, NUM_NODES, ends=ends)

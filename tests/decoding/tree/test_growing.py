@@ -59,7 +59,7 @@ def chances_of_all(drafter, target, hidden, prefixes, distribution, noise):
 
 def behind(drafter, model, prefixes, depth=DEPTH, distribution=LAW, noise=None, **options):
     """Trees behind these prefixes, and what else tells their nodes' chances."""
-    target, generator = TargetModel(model, drafter.config), torch.Generator().manual_seed(3)
+    target, generator = TargetModel(model), torch.Generator().manual_seed(3)
     hidden = torch.randn(len(prefixes.ids), depth, drafter.config.hidden_size, generator=generator)
     options = {"num_nodes": 20} | options
     branches = CorrectedBranches(drafter, target, hidden, prefixes, distribution, noise, is_tree=True)

@@ -98,7 +98,7 @@ def conclusion(rows: Sequence[Row]) -> str:
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
     alone = speed_ups.get("domino_adaptive")
     if best == WITH_LOOKUP and alone:
-        counted += f", and {alone:.2f} x without copies"
+        counted += f", and {alone:.2f} x without prompt lookup"
     lookup = speed_ups.get(LOOKUP, 0.0)
     way_out = WAY_OUT
     if gains(lookup):

@@ -75,7 +75,7 @@ def test_single_steps_are_told_from_drafted_rounds():
         (
             {"domino_adaptive": [96, 50], "domino_lookup": [150, 99]},
             "Faster than plain: 1.25 x with Domino with prompt lookup, slower than plain in 1 of 2 prompts, and 0.73 x "
-            "without copies.",
+            "without prompt lookup.",
         ),
         (
             {"domino_adaptive": [80, 80], "prompt_lookup": [130, 130]},
@@ -113,8 +113,8 @@ def test_table_shows_differences_honestly_and_misses_no_rows():
 def test_table_has_spread_speed_up_and_notes():
     lines = results_table(measured.rows()).splitlines()
     assert len({line.count("|") for line in lines[:5]}) == 1
-    assert lines[4].startswith("| Domino, whole blocks | 200 (185-245) | 2.00 x | 3.00 |")
-    assert "Not measured: DFlash twin, whole blocks (there is no DFlash twin)." in lines[6]
+    assert lines[4].startswith("| Domino, full blocks | 200 (185-245) | 2.00 x | 3.00 |")
+    assert "Not measured: DFlash baseline, full blocks (there is no DFlash baseline)." in lines[6]
     assert "Distinct 4-grams of plain text: 0.80 greedy, 0.80 T = 0.7." in lines[6]
 
 

@@ -38,8 +38,8 @@ def speed(folder: Path, files: Sequence[str]) -> str:
         best = max(filter(None, (_speed_up(rows, method, "greedy") for method in (ALONE, WITH_LOOKUP))))
         found.append(f"**{best:.1f} times as fast** for {_name(rows)}")
     return (
-        "`hf_domino` makes text generation in Hugging Face Transformers faster, and the output is still what your model "
-        "would write alone.\n"
+        "`hf_domino` makes text generation in Hugging Face Transformers faster, "
+        "and the output is still what your model would write alone.\n"
         f"On two CPU cores, generation is up to {' and '.join(found)}.\n"
     )
 
@@ -104,6 +104,7 @@ def variants(folder: Path, files: Sequence[str]) -> str:
     rows = of_budget(read_runs(folder / files[1]), files[2])
     found = [(one, one.difference) for one in summarize_runs(load_study(folder / files[0]), rows) if one.difference]
     found.sort(key=lambda pair: -pair[1].mean)
+    unclear = ", ".join(f"`{one.variant}`" for one, difference in found if not difference.is_clear)
     body, first = [], rows[0]
     for one, difference in found:
         if difference.is_clear:
@@ -112,7 +113,7 @@ def variants(folder: Path, files: Sequence[str]) -> str:
             body.append([f"{one.question} (`{one.variant}`)", cell])
     return (
         f"{markdown_table(['difference in tokens a round'], body)}\n"
-        f"- No clear difference: {', '.join(f'`{one.variant}`' for one, difference in found if not difference.is_clear)}.\n"
+        f"- No clear difference: {unclear}.\n"
         f"- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs of {first['steps']} steps for {first['target']}, "
         f"{first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
     )

@@ -100,5 +100,7 @@ def test_what_training_took_is_what_the_cards_say():
     steps, seconds = (sum(row[name] for row in rows) for name in ("steps", "train_runtime"))
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"Training the bundled drafter took {minutes:.0f} minutes on two CPU cores" in text
-    last = f"the last {steps:,} of {3520 + steps:,} steps of SmolLM2's drafter took {seconds / 60:.0f} minutes on an H200"
+    last = (
+        f"the last {steps:,} of {3520 + steps:,} steps of SmolLM2's drafter took {seconds / 60:.0f} minutes on an H200"
+    )
     assert last in text

@@ -121,7 +121,7 @@ def test_table_has_spread_speed_up_and_notes():
 def test_threads_are_of_a_cpu_only():
     on_gpu = [row | {"device": "cuda", "hardware": "a GPU"} for row in measured.rows()]
     assert "2 threads of a CPU" in results_table(measured.rows())
-    assert "float32, a GPU;" in results_table(on_gpu)
+    assert "float32, a GPU. " in results_table(on_gpu)
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
@@ -138,6 +138,6 @@ def test_the_caption_counts_equal_outputs_by_what_is_promised():
     def doctored(change):
         return caption([one | {"equals_plain": change(one)} if one.get("mode") == "sample" else one for one in ALL])
 
-    said = "with the same seed: {} of 2; by Transformers' own assistants {} of 2."
+    said = "with the same seed: {} of 2; with Transformers' own assistants {} of 2."
     assert said.format(2, 2) in doctored(lambda one: True)
     assert said.format(1, 1) in doctored(lambda one: one["prompt"] == 0)

@@ -26,6 +26,7 @@ from study.summary import summarize as summarize_runs
 EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static"  # of model_cards/workshop/benchmarks/pairs.py
+REMOVED = ("medusa", "lookahead", "early_exit")  # no longer in the package: pages leave their results out
 RECORDED_WORDS = {"copies": "prompt lookup", "whole blocks": "full blocks"}  # in committed rows, and on pages
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
@@ -77,7 +78,7 @@ def methods(folder: Path, files: Sequence[str]) -> str:
     body = [
         [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
         for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
-        if method != BASELINE
+        if method != BASELINE and not method.startswith(REMOVED)
     ]
     origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"
@@ -94,7 +95,8 @@ def kinds(folder: Path, files: Sequence[str]) -> str:
         column = columns[f"{rows[0]['target']}, {rows[0]['steps']} steps"] = {}
         for one in sorted(summarize_runs(load_study(folder / study_file), rows), key=lambda one: one.acceptance_length):
             column[one.variant.partition("_rate_")[0]] = one
-    names = sorted({name for column in columns.values() for name in column}, key=_published_first)
+    found = {name for column in columns.values() for name in column if not name.startswith(REMOVED)}
+    names = sorted(found, key=_published_first)
     body = [[f"`{name}`", *(_length_and_time(column.get(name)) for column in columns.values())] for name in names]
     return markdown_table(list(columns), body)
 

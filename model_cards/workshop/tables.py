@@ -185,7 +185,13 @@ def _plain_words(name: str) -> str:
 
 def _equal(rows: Sequence[Row]) -> str:
     ours = [row for mode in modes_of(rows) for method in (ALONE, WITH_LOOKUP) for row in rows_of(rows, method, mode)]
-    return f"{count_equal(ours)} of {len(ours)}"
+    equal = count_equal(ours)
+    text = f"{equal} of {len(ours)}"
+    examined = [row for row in ours if row.get("partings")]  # repeated, plain generation wrote the others, too
+    if examined:
+        ties = sum(map(are_ties, examined))
+        text += f" ({len(ours) - equal} differ; of {len(examined)} examined, {ties} do so at a near tie)"
+    return text
 
 
 def _speed_and_tokens(rows: Sequence[Row], method: str, mode: str) -> str:
@@ -237,7 +243,7 @@ def _origin(rows: Sequence[Row], name: str) -> str:
     diverged = [row for row in others if row.get("partings")]
     ties = ""
     if diverged:
-        ties = f" (of hf_domino's that differ, {sum(map(are_ties, diverged))} of {len(diverged)} diverge at a tie)"
+        ties = f" (of {len(diverged)} differences examined, {sum(map(are_ties, diverged))} are at a tie)"
     prompts = {row["prompt"] for row in measured(rows)}
     threads = f"{first['threads']} threads of " if first.get("device") == "cpu" else ""
     return (

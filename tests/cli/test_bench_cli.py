@@ -187,7 +187,7 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, bench, monkeypatc
     returned, rows, _, _ = bench(*GREEDY)
     assert returned == code
     assert [row.get("partings") for row in rows] == [None, [parting]] * 2
-    assert f"Of hf_domino's outputs that differ, {2 * (code == 0)} of 2 diverge at a tie" in caption(rows)
+    assert f"Of hf_domino's differences examined, {2 * (code == 0)} of 2 are at a tie" in caption(rows)
 
 
 @pytest.mark.slow

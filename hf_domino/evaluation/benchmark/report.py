@@ -173,7 +173,7 @@ def _divergences(rows: Sequence[Row]) -> str:
     if margins:
         spread = f" (margins of the logits up to {max(margins):.2g}, median {statistics.median(margins):.2g})"
     return (
-        f" Of hf_domino's outputs that differ, {sum(map(are_ties, diverged))} of {len(diverged)} diverge at a tie "
+        f" Of hf_domino's differences examined, {sum(map(are_ties, diverged))} of {len(diverged)} are at a tie "
         f"within the rounding of {diverged[0]['dtype']}{spread}."
     )
 

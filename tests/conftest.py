@@ -140,7 +140,7 @@ def twin(pair):
 
 @pytest.fixture(scope="session")
 def tiny_pair_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a random target with tokenizer and prompts, with a random Domino drafter and DFlash twin beside it."""
+    """Folder of a random target with tokenizer and prompts, with a random Domino drafter and DFlash baseline."""
     from recipes.corpus import MASK as MASK_TOKEN
     from recipes.corpus import train_tokenizer
 

@@ -46,7 +46,7 @@ def row(method, prompt, speeds, lengths=(), mode="greedy", equal=True, phases=No
 
 def rows(modes=("greedy", "sample")):
     """A run of three methods on two prompts; another one was not measured."""
-    found = [ORIGIN | {"method": "dflash", "skipped": "there is no DFlash twin"}]
+    found = [ORIGIN | {"method": "dflash", "skipped": "there is no DFlash baseline"}]
     for mode in modes:
         for prompt in (0, 1):
             found += [

@@ -48,7 +48,7 @@ def call(**arguments):
 PROVOKED = {
     "folder or a Hub name": lambda *_: DominoDraftModel.from_pretrained("model_cards/pycoder-13m-domno"),
     "projector_type": without_head,
-    "kind must be": lilicorr,
+    "method must be": lilicorr,
     "hidden_size": other_target,
     "num_beams": call(num_beams=2),
     "cache_implementation": call(cache_implementation="quantized"),

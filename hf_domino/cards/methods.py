@@ -20,23 +20,23 @@ class MethodTexts:
 METHOD_TEXTS = {
     "domino": MethodTexts(
         "[Domino](https://arxiv.org/abs/2605.29707)",
-        f" (a {DFLASH} backbone), a GRU corrects them token by token",
+        f" (a {DFLASH} backbone), which a GRU corrects token by token",
         ("domino", "dflash"),
     ),
     "dflash": MethodTexts(f"plain {DFLASH}", papers=("dflash",)),
     "dspark": MethodTexts(
         "[DSpark](https://arxiv.org/abs/2607.05147)",
-        f" (a {DFLASH} backbone), a Markov head corrects each by the token before it",
+        f" (a {DFLASH} backbone), in which a Markov head corrects each token by the previous one",
         ("dspark", "dflash"),
     ),
     "dflash2": MethodTexts(
         "[DFlash 2](https://github.com/z-lab/dflash)",
-        f" (a {DFLASH} backbone), a selector reads the one before and chooses each",
+        f" (a {DFLASH} backbone), in which a selector chooses each token by the previous one",
         ("dflash",),
     ),
     "eagle3": MethodTexts(
         "[EAGLE-3](https://arxiv.org/abs/2503.01840)",
-        " (one layer, which reads what it has drafted)",
+        " with one layer, which reads what it has drafted so far",
         ("eagle3",),
         drafts_in_turn=True,
     ),

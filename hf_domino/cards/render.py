@@ -100,10 +100,10 @@ def _engines(config: DominoConfig) -> list[str]:
         return [str(error)]
     lines = []
     for name, rules in found.items():
-        verdict = "takes its export"
+        verdict = "accepts its export"
         if plugin := ENGINES[name].plugin_for(config):
             verdict += f" with {plugin}"
         if rules:
-            verdict = "does not take it: " + "; ".join(f"{rule.field} must be {rule.expected}" for rule in rules)
+            verdict = "does not accept it: " + "; ".join(f"{rule.field} must be {rule.expected}" for rule in rules)
         lines.append(f"{ENGINES[name].title} {verdict}.")
     return lines

@@ -15,7 +15,11 @@ EVALUATION = (
     "walked_acceptance_length", "predicted_speed_up",
 )  # fmt: skip
 MOST_LOG_ROWS = 12
-EVALUATION_NOTE = "On held-out text; walked acceptance lengths are those of real rounds, `base_` is without the head."
+LOG_NOTE = "Losses during training. Acceptance lengths in this table assume that all earlier tokens are right."
+EVALUATION_NOTE = (
+    "Evaluation on held-out text. Walked acceptance lengths are simulated: rounds run along the text as in generation. "
+    "Columns with `base_` are without the correction head."
+)
 
 
 def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None) -> str:
@@ -32,7 +36,7 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
     known = [(name, value) for name, value in recorded.items() if value is not None]
     parts = ["## Training", _table(("", ""), known)]
     if log:
-        parts += ["The loss log; acceptance lengths in it are teacher-forced.", _columns(log, LOG_COLUMNS)]
+        parts += [LOG_NOTE, _columns(log, LOG_COLUMNS)]
     if evaluations:
         parts += [EVALUATION_NOTE, _columns(evaluations, EVALUATION, prefix="eval_")]
     return "\n\n".join(parts)

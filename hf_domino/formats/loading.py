@@ -176,7 +176,7 @@ def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, Stor
     """Refuse tensors that are missing, of another shape or unknown, and a head that the configuration does not have."""
     for name in stored:
         if kind := next((OF_OTHERS[part] for part in OF_OTHERS if part in name), None):
-            raise refusal("the drafter's kind", LOADED, f"{kind} ({name})", CANNOT_RUN)
+            raise refusal("the drafter's method", LOADED, f"{kind} ({name})", CANNOT_RUN)
     _check_projector_type(config, stored)
     described = config.shapes()
     parts = _told(config, "projector_type", "num_hidden_layers", "block_size")

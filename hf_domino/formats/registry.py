@@ -96,4 +96,4 @@ def refuse_others(stored: StoredConfig) -> None:
         evidence = [match[0] for word in words if (match := re.search(word, names))]
         evidence += [f"{field}={place[field]!r}" for place in places for field in fields if place.get(field)]
         if evidence:
-            raise refusal("the drafter's kind", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)
+            raise refusal("the drafter's method", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)

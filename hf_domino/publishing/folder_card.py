@@ -42,7 +42,7 @@ def results_section(rows: Sequence[Row]) -> str:
         parts.append(f"Loaded from the Hub: {loaded}.")
     parts += [
         _by_position(rows),
-        f"Every figure is computed from `{ROWS}`, a row a prompt; `hf-domino push . --card-only` does it again.",
+        f"All numbers are computed from `{ROWS}` by `hf-domino push . --card-only`.",
     ]
     return "\n\n".join(part.strip() for part in parts if part)
 
@@ -86,7 +86,7 @@ def _by_position(rows: Sequence[Row]) -> str:
     body = [[name, *map(number, found), *[""] * (depth - len(found))] for name, found in rates.items() if found]
     if not body:
         return ""
-    title = "Share of the rounds that drafted in which proposal k was accepted:"
+    title = "How often proposal k was accepted, as a share of the rounds that drafted:"
     return f"{title}\n\n{markdown_table([str(k + 1) for k in range(depth)], body)}"
 
 

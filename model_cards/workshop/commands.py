@@ -9,7 +9,7 @@ from hf_domino.cli.main import main as run_one_of
 PROGRAM = "python model_cards/workshop"
 COMMANDS = {
     "recipe": ("recipes.command", "Make a pair from nothing: the bundled one, or that of SmolLM2."),
-    "study": ("study.command", "Train Domino, its twin and variants alike, and show what made a difference."),
+    "study": ("study.command", "Train Domino, the DFlash baseline and variants, and show what makes a difference."),
     "figures": ("figures", "Draw the rows of a benchmark."),
     "tables": ("tables", "Write what pages say of measurements from the committed rows."),
 }

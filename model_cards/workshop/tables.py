@@ -26,6 +26,8 @@ from study.summary import summarize as summarize_runs
 EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static"  # of model_cards/workshop/benchmarks/pairs.py
+REMOVED = ("medusa", "lookahead", "early_exit")  # no longer in the package: pages leave their results out
+RECORDED_WORDS = {"copies": "prompt lookup", "whole blocks": "full blocks"}  # in committed rows, and on pages
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -37,20 +39,20 @@ def speed(folder: Path, files: Sequence[str]) -> str:
         best = max(filter(None, (_speed_up(rows, method, "greedy") for method in (ALONE, WITH_LOOKUP))))
         found.append(f"**{best:.1f} times as fast** for {_name(rows)}")
     return (
-        "`hf_domino` makes a Hugging Face model write faster, and the text stays the model's own:\n"
-        f"on two CPU cores up to {' and '.join(found)}.\n"
+        "`hf_domino` makes text generation in Hugging Face Transformers faster, "
+        "and the output is still what your model would write alone.\n"
+        f"On two CPU cores, generation is up to {' and '.join(found)}.\n"
     )
 
 
 def gain(folder: Path, files: Sequence[str]) -> str:
-    """The gain of each file, greedy and sampled, and in how many cases the text on a CPU was plain generation's."""
+    """The gain of each file, greedy and sampled, and how many outputs on a CPU equal plain generation's."""
     runs = [_read(folder / name) for name in files]
     modes = {mode: name for rows in runs for mode, name in modes_of(rows).items()}
     lines = [[_name(rows), *(_gain(rows, mode) for mode in modes)] for rows in runs]
     exact = "; ".join(f"{_name(rows)} {_equal(rows)}" for rows in runs if not _is_on_gpu(rows))
-    return (
-        f"{markdown_table(list(modes.values()), lines)}\nTexts that are plain `generate`'s, token by token: {exact}.\n"
-    )
+    table = markdown_table(list(modes.values()), lines)
+    return f"{table}\nOn the CPU, this many outputs equal those of plain `generate`, token by token: {exact}.\n"
 
 
 def gpu(folder: Path, files: Sequence[str]) -> str:
@@ -59,7 +61,9 @@ def gpu(folder: Path, files: Sequence[str]) -> str:
     for rows in (_read(folder / name) for name in files):
         columns |= {f"{rows[0]['pair']}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
     names = dict.fromkeys(row["method"] for rows, _ in columns.values() for row in rows)
-    body = [[name, *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names]
+    body = [
+        [_plain_words(name), *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names
+    ]
     body.append(["prompts", *(str(len(rows_of(rows, BASELINE, mode))) for rows, mode in columns.values())])
     origins = "".join(f"- {_origin(_read(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"
@@ -74,14 +78,14 @@ def methods(folder: Path, files: Sequence[str]) -> str:
     body = [
         [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
         for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
-        if method != BASELINE
+        if method != BASELINE and not method.startswith(REMOVED)
     ]
     origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"
 
 
 def kinds(folder: Path, files: Sequence[str]) -> str:
-    """Acceptance length and training time of each kind, a column for each STUDY, FILE and budget in turn.
+    """Acceptance length and training time of each method, a column for each STUDY, FILE and budget in turn.
 
     Of runs at several learning rates (`eagle3`, `eagle3_rate_3`) the best one counts.
     """
@@ -91,7 +95,8 @@ def kinds(folder: Path, files: Sequence[str]) -> str:
         column = columns[f"{rows[0]['target']}, {rows[0]['steps']} steps"] = {}
         for one in sorted(summarize_runs(load_study(folder / study_file), rows), key=lambda one: one.acceptance_length):
             column[one.variant.partition("_rate_")[0]] = one
-    names = sorted({name for column in columns.values() for name in column}, key=_kinds_first)
+    found = {name for column in columns.values() for name in column if not name.startswith(REMOVED)}
+    names = sorted(found, key=_published_first)
     body = [[f"`{name}`", *(_length_and_time(column.get(name)) for column in columns.values())] for name in names]
     return markdown_table(list(columns), body)
 
@@ -101,15 +106,16 @@ def variants(folder: Path, files: Sequence[str]) -> str:
     rows = of_budget(read_runs(folder / files[1]), files[2])
     found = [(one, one.difference) for one in summarize_runs(load_study(folder / files[0]), rows) if one.difference]
     found.sort(key=lambda pair: -pair[1].mean)
+    unclear = ", ".join(f"`{one.variant}`" for one, difference in found if not difference.is_clear)
     body, first = [], rows[0]
     for one, difference in found:
         if difference.is_clear:
-            over = f" over `{difference.against}`" if difference.against != first["variant"] else ""
+            over = f" compared with `{difference.against}`" if difference.against != first["variant"] else ""
             cell = f"{signed(difference.mean)} ± {difference.error:.2f}{over}"
             body.append([f"{one.question} (`{one.variant}`)", cell])
     return (
         f"{markdown_table(['difference in tokens a round'], body)}\n"
-        f"- Within chance: {', '.join(f'`{one.variant}`' for one, difference in found if not difference.is_clear)}.\n"
+        f"- No clear difference: {unclear}.\n"
         f"- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs of {first['steps']} steps for {first['target']}, "
         f"{first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
     )
@@ -152,16 +158,40 @@ def _speed_up(rows: Sequence[Row], method: str, mode: str) -> float | None:
 
 def _gain(rows: Sequence[Row], mode: str) -> str:
     if _is_on_gpu(rows):
-        plain, compiled = (number(speed_ratio(rows, FIXED, base, mode)[0], " x") for base in (BASELINE, COMPILED))
-        return f"{plain}; over compiled plain {compiled}"
+        plain, compiled = (speed_ratio(rows, FIXED, base, mode)[0] for base in (BASELINE, COMPILED))
+        return f"{number(plain, ' x')}; {_compared(compiled)} than compiled plain generation"
     alone, both = (_speed_up(rows, method, mode) for method in (ALONE, WITH_LOOKUP))
-    parts = [number(alone, " x")] * (alone is not None) + [f"with copies {number(both, ' x')}"] * (both is not None)
+    parts = []
+    if alone is not None:
+        parts.append(number(alone, " x"))
+    if both is not None:
+        parts.append(f"{number(both, ' x')} with prompt lookup")
     return ", ".join(parts)
+
+
+def _compared(ratio: float) -> str:
+    """A ratio of speeds in words, such as `12 % slower`."""
+    if ratio < 1:
+        return f"{100 * (1 - ratio):.0f} % slower"
+    return f"{100 * (ratio - 1):.0f} % faster"
+
+
+def _plain_words(name: str) -> str:
+    """A name of `model_cards/workshop/benchmarks/pairs.py` in the words of the pages."""
+    for recorded, word in RECORDED_WORDS.items():
+        name = name.replace(recorded, word)
+    return name
 
 
 def _equal(rows: Sequence[Row]) -> str:
     ours = [row for mode in modes_of(rows) for method in (ALONE, WITH_LOOKUP) for row in rows_of(rows, method, mode)]
-    return f"{count_equal(ours)} of {len(ours)}"
+    equal = count_equal(ours)
+    text = f"{equal} of {len(ours)}"
+    examined = [row for row in ours if row.get("partings")]  # repeated, plain generation wrote the others, too
+    if examined:
+        ties = sum(map(are_ties, examined))
+        text += f" ({len(ours) - equal} differ; of {len(examined)} examined, {ties} do so at a near tie)"
+    return text
 
 
 def _speed_and_tokens(rows: Sequence[Row], method: str, mode: str) -> str:
@@ -194,8 +224,8 @@ def _speed_on_gpu(rows: Sequence[Row], method: str, mode: str) -> str:
     return f"{geometric_mean(speeds):.0f} ({speed_ratio(rows, method, COMPILED, mode)[0]:.2f})" if speeds else ""
 
 
-def _kinds_first(name: str) -> tuple[bool, str]:
-    """The kinds as published come before those that were enlarged or trained for longer."""
+def _published_first(name: str) -> tuple[bool, str]:
+    """The methods as published come before those that were enlarged or trained for longer."""
     return "_" in name, name
 
 
@@ -204,19 +234,21 @@ def _length_and_time(one: Summary | None) -> str:
 
 
 def _origin(rows: Sequence[Row], name: str) -> str:
-    """Where rows lie, what they were measured on, and how many texts were plain generation's."""
+    """Where rows lie, what they were measured on, and how many outputs equal plain generation's."""
     first, others = measured(rows)[0], [row for row in measured(rows) if row["method"] != BASELINE]
     texts = []
     for mode, said in modes_of(rows).items():
         promised = [row for row in others if row["mode"] == mode and (mode == "greedy" or keeps_seed(row["method"]))]
         texts.append(f"{count_equal(promised)} of {len(promised)} {said}")
-    parted = [row for row in others if row.get("partings")]
-    ties = f" (of ours that differ, {sum(map(are_ties, parted))} of {len(parted)} at a tie)" if parted else ""
+    diverged = [row for row in others if row.get("partings")]
+    ties = ""
+    if diverged:
+        ties = f" (of {len(diverged)} differences examined, {sum(map(are_ties, diverged))} are at a tie)"
     prompts = {row["prompt"] for row in measured(rows)}
     threads = f"{first['threads']} threads of " if first.get("device") == "cpu" else ""
     return (
         f"[{Path(name).name}]({name}): {len(prompts)} prompts x {first['max_new_tokens']} tokens, {first['dtype']}, "
-        f"{threads}{first['hardware']}; texts as plain `generate`'s {' and '.join(texts)}{ties}; "
+        f"{threads}{first['hardware']}; outputs equal to plain `generate`'s: {' and '.join(texts)}{ties}; "
         f"commit {first['commit'][:7]}, {first['date']}."
     )
 

@@ -72,10 +72,10 @@ def test_the_card_says_what_the_configuration_does():
     text = render_card(DominoConfig(**fields), name="mine", target=None)
     assert "proposes up to 7 tokens" in text
     assert "GRU" not in text
-    assert "at commit `abc123`: 36 layers, hidden size 4,096" in text
-    assert re.search(r"^- SGLang [\d. to]+ takes its export\.$", text, re.MULTILINE)
+    assert "at commit `abc123` (36 layers, hidden size 4,096" in text
+    assert re.search(r"^- SGLang [\d. to]+ accepts its export\.$", text, re.MULTILINE)
     domino = render_card(DominoConfig(pure_draft_prefix_len=0), name="mine", target=None)
-    assert re.search(r"^- SGLang .* does not take it: pure_draft_prefix_len must be 1\.$", domino, re.MULTILINE)
+    assert re.search(r"^- SGLang .* does not accept it: pure_draft_prefix_len must be 1\.$", domino, re.MULTILINE)
     assert ModelCard(text).data.tags[-1] == "dflash"
     assert list(read_sections(text)) == ["usage", "serving", "limits", "citation"]
 
@@ -91,14 +91,14 @@ def test_the_card_says_what_the_configuration_does():
 )
 def test_the_card_says_who_needs_the_plugin(fields, is_by_plugin):
     text = render_card(DominoConfig(**fields), name="mine", target=None)
-    verdict = "takes its export with hf_domino's plugin" if is_by_plugin else "takes its export"
+    verdict = "accepts its export with hf_domino's plugin" if is_by_plugin else "accepts its export"
     assert re.search(rf"^- vLLM [\d. to]+ {verdict}\.$", text, re.MULTILINE)
 
 
 def test_a_kind_without_export_says_so():
     fields = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}
     text = render_card(DominoConfig(projector_type="eagle3", **fields), name="mine", target=None)
-    assert "\n`hf-domino export` has nothing for engines to read. " in text
+    assert "\n`hf-domino export` is not available for this drafter. " in text
 
 
 def test_the_users_text_and_keys_stay():

@@ -108,7 +108,7 @@ def test_a_drafter_of_another_kind_has_its_own_name(bench, tiny_pair_folder, tmp
     flags = "--drafter", str(tmp_path / "heads"), "--temperature", "0", "--methods", "plain,domino"
     _, rows, out, _ = bench(*flags, "--num-prompts", "1")
     assert {row["method"] for row in measured(rows)} == {"plain", "heads (EAGLE-3)"}
-    assert "Domino, whole blocks (the drafter is of another kind: EAGLE-3)" in out
+    assert "Domino, full blocks (the drafter is of another kind: EAGLE-3)" in out
 
 
 def test_batches(bench):
@@ -175,7 +175,7 @@ def test_bench_fails_where_outputs_differ(dtype, code, said, bench, monkeypatch)
     monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.torch.equal", lambda first, second: False)
     returned, rows, _, err = bench(*GREEDY, "--dtype", dtype)
     assert (returned, rows[0]["equals_plain"]) == (code, False)
-    assert "greedy output of Domino, whole blocks is not plain generate's for 2 prompt(s), first prompt 0" in err
+    assert "greedy output of Domino, full blocks is not plain generate's for 2 prompt(s), first prompt 0" in err
     assert said in err
 
 
@@ -187,7 +187,7 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, bench, monkeypatc
     returned, rows, _, _ = bench(*GREEDY)
     assert returned == code
     assert [row.get("partings") for row in rows] == [None, [parting]] * 2
-    assert f"Of ours that differ, {2 * (code == 0)} of 2 part from it at a tie" in caption(rows)
+    assert f"Of hf_domino's differences examined, {2 * (code == 0)} of 2 are at a tie" in caption(rows)
 
 
 @pytest.mark.slow

@@ -270,5 +270,5 @@ def test_a_confidence_head_of_other_width_and_a_rank_of_0_are_named(tiny_qwen3, 
     with pytest.raises(ValueError, match=r"confidence_head.proj.weight must be of shape \(1, 40\)"):
         DominoDraftModel.from_pretrained(tmp_path / "width")
     write_checkpoint(tmp_path / "rank", SPECULATORS | {"markov_rank": 0}, tensors | beside)
-    with pytest.raises(ValueError, match=r"kind must be .* got 'DSpark in another layout"):
+    with pytest.raises(ValueError, match=r"method must be .* got 'DSpark in another layout"):
         DominoDraftModel.from_pretrained(tmp_path / "rank")

@@ -176,7 +176,7 @@ OF_DRAFTED = [
 ]
 TENSORS = [
     *((name, *case) for name in (OURS, DOMINO) for case in OF_ANY),
-    *((DOMINO, {name: ZEROS}, rf"kind must be .* got '{kind} \({name}\)'") for name, kind in OF_OTHERS.items()),
+    *((DOMINO, {name: ZEROS}, rf"method must be .* got '{kind} \({name}\)'") for name, kind in OF_OTHERS.items()),
     *((DRAFTED, *case) for case in OF_DRAFTED),
     *((DOMINO, {"t2d": t2d}, "t2d must be a truth value for each of 64") for t2d in (~FLAGS[1:], FLAGS, ZEROS)),
 ]
@@ -332,7 +332,7 @@ def test_no_code_of_a_folder_is_run(broken, tmp_path, name):
 def test_drafters_of_another_kind_are_named(tmp_path, kind):
     for stored in KINDS[kind]:
         write_checkpoint(tmp_path, stored, {})
-        with pytest.raises(ValueError, match=rf"kind must be .*, got '{kind} \(.*hf_domino cannot run"):
+        with pytest.raises(ValueError, match=rf"method must be .*, got '{kind} \(.*hf_domino cannot run"):
             DominoDraftModel.from_pretrained(tmp_path)
 
 

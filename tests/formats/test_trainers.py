@@ -70,7 +70,7 @@ NOT_READ = {
     ),
     "qwen3-8b-peagle": (
         EAGLE | {"architectures": ["PEagleDraftModel"], "num_hidden_layers": 4},
-        "kind must be .*EAGLE",
+        "method must be .*EAGLE",
     ),
 }
 # Flat: nothing is nested, and no field tells the order of a block.

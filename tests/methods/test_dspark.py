@@ -126,7 +126,7 @@ def test_it_is_trained_and_used(recipe, train, target, word_tokenizer, tmp_path,
     assert train(fields) == 0
     drafter, ids = DominoDraftModel.from_pretrained(tmp_path / "run"), PROMPTS[0][None]
     assert drafter.markov_head.markov_w2.weight.any()
-    assert "A [DSpark](https://arxiv.org/abs/2607.05147) drafter" in (tmp_path / "run" / "README.md").read_text()
+    assert "is a [DSpark](https://arxiv.org/abs/2607.05147) drafter" in (tmp_path / "run" / "README.md").read_text()
     assert torch.equal(generate(target, drafter, ids), generate(target, None, ids))
     assert check_fit(drafter, target, word_tokenizer, ["t7 t8 t9"], max_new_tokens=24).modes
     shape = ("num_hidden_layers", "block_size", "shift_label", "projector_type", "markov_rank", "markov_head_type")

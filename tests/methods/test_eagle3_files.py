@@ -204,7 +204,7 @@ def test_interleaved_rotary_positions_draft_the_same_tokens(deep, tmp_path, name
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("SpecForge", {"parallel_drafting": True}, r"kind must be .* got 'P-EAGLE \(parallel_drafting=True\)'"),
+        ("SpecForge", {"parallel_drafting": True}, r"method must be .* got 'P-EAGLE \(parallel_drafting=True\)'"),
         ("SpecForge", {"target_hidden_size": 64}, "target_hidden_size .* must be 32, got 64.*cannot run"),
         ("SpecForge", {"sliding_window": 128}, "sliding_window .* must be absent, or at least 256 .* got 128"),
         ("Model-Optimizer", {"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state .* must be True"),

@@ -9,9 +9,9 @@ from hf_domino import DominoDraftModel, check_fit
 from hf_domino.cli.main import main
 
 CARD = (
-    *("An [EAGLE-3](https://arxiv.org/abs/2503.01840) drafter", "@misc{eagle32025"),
-    "tokens in turn (one layer, which reads what it has drafted), and",
-    "has nothing for engines to read. Engines' layouts",
+    *("This is an [EAGLE-3](https://arxiv.org/abs/2503.01840) drafter", "@misc{eagle32025"),
+    "tokens one after another with one layer, which reads what it has drafted so far.",
+    "is not available for this drafter. Engines' layouts",
 )
 # Flags of a further training that it lacks, and what the error names.
 LACKS = {

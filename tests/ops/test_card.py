@@ -55,7 +55,7 @@ def test_times_of_a_round_on_a_gpu():
     busy = {row["method"]: row["gpu_ms"] for row in rows_of("profile") if "gpu_ms" in row}
     assert f"take {busy['static, compiled']:.1f} ms then, in place of {busy['static, graphs']:.1f}" in text
     stages = next(row["stage_ms"] for row in rows_of("profile") if "stage_ms" in row)
-    said = "verification takes {verify:.1f}, the backbone {backbone:.1f}, the rollout {rollout:.1f}"
+    said = "verification takes {verify:.1f}, the backbone {backbone:.1f}, the correction {rollout:.1f}"
     assert said.format(**stages) in text
 
 

@@ -39,7 +39,7 @@ def card(folder):
 
 
 def test_results_by_position():
-    assert "| Domino, whole blocks, greedy | 1.00 | 0.67 | 0.33 |" in results_section(measured.rows())
+    assert "| Domino, full blocks, greedy | 1.00 | 0.67 | 0.33 |" in results_section(measured.rows())
 
 
 def test_rows_that_measure_nothing_are_refused():
@@ -61,7 +61,7 @@ def test_the_card_of_a_folder(folder, card):
 def test_the_hub_reads_the_results_and_those_of_other_people_stay(folder, card):
     other = EvalResult("text-generation", "me/data", "data", "accuracy", 0.5)
     head = ModelCard(card.read_text())
-    assert head.data.eval_results is None  # whole blocks are nobody's default
+    assert head.data.eval_results is None  # full blocks are nobody's default
     head.data.model_name, head.data.eval_results = "mine", [other]
     card.write_text(str(head))
     for speed in (150, 250):

@@ -139,7 +139,7 @@ def test_by_the_commands(start, train, saved_pair, tmp_path, capsys):
     assert train(start, "--lora-r", "16") == 0  # to the end of the recipe, from its checkpoint
     run = tmp_path / "run"
     card = (run / "README.md").read_text()
-    said = ("| lora_r | 16 |", "| steps | 4 |", "adapter of the drafter `drafter", "pip install peft ", "- lora\n")
+    said = ("| lora_r | 16 |", "| steps | 4 |", "adapter for the drafter `drafter", "pip install peft ", "- lora\n")
     assert [words for words in said if words not in card] == []
     assert main(["push", str(run), "--card-only"]) == 0
     assert (run / "README.md").read_text() == card

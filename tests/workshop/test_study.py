@@ -36,7 +36,7 @@ base:
 budgets: {tiny: {steps: 4, texts: 3}, again: {steps: 4, texts: 3, rows: 4}}
 variants:
   domino: {question: The base, seeds: 3}
-  dflash: {question: The twin, seeds: 3, projector_type: dflash}
+  dflash: {question: The baseline, seeds: 3, projector_type: dflash}
   head_only: {question: A frozen backbone, seeds: 3, against: dflash, backbone_of: dflash, lambda_base_decay_ratio: 0.0}
   layers_1: {question: One layer, num_hidden_layers: 2}
   greedy_text: {question: Greedy text, text: greedy}
@@ -97,15 +97,15 @@ def test_a_study_leaves_a_row_a_run_and_goes_on_where_it_was(command, tmp_path, 
     assert command("--only", "head_only", "broken", "--seeds", "0") == 1
     said = capsys.readouterr()
     assert "broken-0 failed:\nemb_dim" in said.err
-    (head,) = read_rows(tmp_path / "rows.jsonl")  # the twin was trained for its backbone only
+    (head,) = read_rows(tmp_path / "rows.jsonl")  # the baseline was trained for its backbone only
     assert head["changes"] == {"lambda_base_decay_ratio": 0.0, "backbone_of": "dflash"}
     assert (head["rows"], head["steps"], head["budget"], head["num_texts"]) == (8, 4, "tiny", 3)
     assert head["acceptance_length"] == pytest.approx(1 + sum(head["acceptance_rate_at"]), abs=1e-4)
     assert {"tokens_seen", "base_loss", "corrected_loss", "cpu_seconds", "hardware", "commit", "date"} <= head.keys()
     folder = tmp_path / "work" / "tiny"
-    twin, own = (DominoDraftModel.from_pretrained(folder / name) for name in ("dflash-0", "head_only-0"))
+    baseline, own = (DominoDraftModel.from_pretrained(folder / name) for name in ("dflash-0", "head_only-0"))
     weights = own.state_dict()
-    assert all(torch.equal(value, weights[name]) for name, value in twin.state_dict().items())
+    assert all(torch.equal(value, weights[name]) for name, value in baseline.state_dict().items())
     assert own.embed_proj[2].weight.abs().max() > 0  # the head did learn
     assert command("--only", "head_only", "domino", "--seeds", "0") == 0
     assert "1 of 2 runs have a row" in capsys.readouterr().out
@@ -184,12 +184,12 @@ def test_differences_are_measured_by_the_scatter_over_seeds(study_file):
     found = {summary.variant: summary for summary in summarize(load_study(study_file), ROWS)}
     assert list(found) == [*LENGTHS, "layers_1", "greedy_text"]
     assert found["domino"].difference is None
-    twin = found["dflash"].difference
-    assert (twin.above, twin.seeds, twin.is_clear) == (0, 3, True)
-    assert (twin.mean, twin.ratio) == (pytest.approx(-0.6), pytest.approx(2.5 / 3.1))
+    baseline = found["dflash"].difference
+    assert (baseline.above, baseline.seeds, baseline.is_clear) == (0, 3, True)
+    assert (baseline.mean, baseline.ratio) == (pytest.approx(-0.6), pytest.approx(2.5 / 3.1))
     # Variances .01, .01 and .0025 with two degrees of freedom each; Student's t of six is 2.45.
     deviation = math.sqrt((0.01 + 0.01 + 0.0025) / 3)
-    assert twin.error == pytest.approx(2.45 * deviation * math.sqrt(2 / 3))
+    assert baseline.error == pytest.approx(2.45 * deviation * math.sqrt(2 / 3))
     assert found["layers_1"].difference.error == pytest.approx(2.45 * deviation * math.sqrt(4 / 3))
     head = found["head_only"].difference
     assert (head.against, head.above, head.is_clear) == ("dflash", 2, False)
@@ -208,11 +208,11 @@ def test_what_is_no_longer_in_the_package_has_rows_and_no_runs(study_file):
 
 def test_the_table_says_what_the_rows_say(study_file):
     text = results(load_study(study_file), ROWS)
-    assert "`domino` has 1.24 x the acceptance length of its twin `dflash`, above it at 3 of 3 seeds." in text
-    assert "More than chance, and worse: `layers_1` (−0.90), `dflash` (−0.60)." in text  # noqa: RUF001
-    assert "Within chance: `greedy_text` (−0.06), `head_only` (+0.05)." in text  # noqa: RUF001
+    assert "`domino` has 1.24 x the acceptance length of its baseline `dflash`, above it at 3 of 3 seeds." in text
+    assert "Clearly worse: `layers_1` (−0.90), `dflash` (−0.60)." in text  # noqa: RUF001
+    assert "No clear difference: `greedy_text` (−0.06), `head_only` (+0.05)." in text  # noqa: RUF001
     assert "| `domino`: The base | 3.10 (3.00 to 3.20) |  |  | 2.50 | 2.00 | 2.50 M | 59 |" in text
-    assert "Budget `tiny`: 11 runs of 2 steps x 8 rows x 24 anchors, for tiny." in text
+    assert "Budget `tiny`: 11 runs of 2 steps x 8 examples x 24 anchors, for tiny." in text
 
 
 def test_the_command_lists_and_draws_without_training(study_file, tmp_path, capsys):
@@ -240,8 +240,8 @@ def test_figures_follow_the_rows(study_file, tmp_path):
     assert (colours["layers_1"], colours["greedy_text"]) == (WORSE, SAME)
     assert colour_of(summarize(study, [*ROWS[:9], row("layers_1", 0, 4.0)])[-1]) == BETTER
     panels = make_figures(study, [found | {"num_rounds": 40} for found in ROWS])["positions"].axes
-    twin = [next(line for line in axes.get_lines() if line.get_label() == "dflash") for axes in panels]
-    assert [line.get_xdata().tolist() for line in twin] == [[1, 2, 3], [1]]  # 120, 90 and 54 rounds
+    baseline = [next(line for line in axes.get_lines() if line.get_label() == "dflash") for axes in panels]
+    assert [line.get_xdata().tolist() for line in baseline] == [[1, 2, 3], [1]]  # 120, 90 and 54 rounds
 
 
 def test_names_lie_apart():

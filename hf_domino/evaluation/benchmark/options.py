@@ -20,10 +20,10 @@ METHODS = {
     "assistant": "small assistant",
     "early_exit": "early exit",
     "mtp": "MTP, Transformers' loop",
-    "native_dflash": "DFlash twin, Transformers' loop",
-    "dflash": "DFlash twin, whole blocks",
-    "dflash_adaptive": "DFlash twin",
-    "domino": "Domino, whole blocks",
+    "native_dflash": "DFlash baseline, Transformers' loop",
+    "dflash": "DFlash baseline, full blocks",
+    "dflash_adaptive": "DFlash baseline",
+    "domino": "Domino, full blocks",
     "domino_adaptive": "**Domino**",
     "domino_lookup": "**Domino with prompt lookup**",
 }
@@ -68,8 +68,8 @@ class BenchOptions:
     methods: tuple[str, ...] | None = option(
         None,
         f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; mtp needs a target with such layers; "
-        "domino drafts whole blocks, domino_adaptive as far as it pays, which is a drafter's default; domino_lookup "
-        f"may also copy from the text (default: {', '.join(DEFAULT)}, and what other flags name)",
+        "domino drafts full blocks, domino_adaptive as far as it pays, which is a drafter's default; domino_lookup "
+        f"adds prompt lookup (default: {', '.join(DEFAULT)}, and what other flags name)",
         type=lambda names: tuple(name.strip() for name in names.split(",")),
         group=MEASURED,
     )

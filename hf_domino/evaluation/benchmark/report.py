@@ -98,7 +98,7 @@ def conclusion(rows: Sequence[Row]) -> str:
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
     alone = speed_ups.get("domino_adaptive")
     if best == WITH_LOOKUP and alone:
-        counted += f", and {alone:.2f} x without copies"
+        counted += f", and {alone:.2f} x without prompt lookup"
     lookup = speed_ups.get(LOOKUP, 0.0)
     way_out = WAY_OUT
     if gains(lookup):
@@ -137,8 +137,8 @@ def caption(rows: Sequence[Row]) -> str:
         place = f"{_count(first['threads'], 'thread')} of {place}"
     return (
         f"{first['pair']}, {prompts} x {tokens}, batch {first['batch_size']}, "
-        f"{first['dtype']}, {place}; all methods interleaved in one process, median of "
-        f"{_count(first['repeats'], 'repeat')} a prompt, then over prompts, quartiles over both; speed-up over plain. "
+        f"{first['dtype']}, {place}. All methods ran in turn in one process. Speeds are medians over "
+        f"{_count(first['repeats'], 'run')} per prompt, then over prompts, with quartiles; speed-ups are over plain. "
         f"{_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {commit}, "
         f"seed {first['seed']}, {first['date']}."
@@ -150,11 +150,11 @@ def _equality(rows: Sequence[Row]) -> str:
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
     kept, lost = ([row for row in sampled if keeps_seed(row["method"]) is keeps] for keeps in (True, False))
-    text = f"Greedy outputs equal to plain `generate`: {_equal(greedy)}."
+    text = f"Greedy outputs equal to those of plain `generate`: {_equal(greedy)}."
     if sampled:
-        text += f" Sampled ones, with the same seed: {_equal(kept)}"
+        text += f" Sampled outputs, with the same seed: {_equal(kept)}"
         if lost:
-            text += f"; by Transformers' own assistants {_equal(lost)}"
+            text += f"; with Transformers' own assistants {_equal(lost)}"
         text += "."
     return text + _divergences(others)
 
@@ -171,10 +171,10 @@ def _divergences(rows: Sequence[Row]) -> str:
     margins = [at["margin"] for row in diverged for at in row["partings"] if at["margin"] is not None]
     spread = ""
     if margins:
-        spread = f": margins of its logits up to {max(margins):.2g}, median {statistics.median(margins):.2g}"
+        spread = f" (margins of the logits up to {max(margins):.2g}, median {statistics.median(margins):.2g})"
     return (
-        f" Of ours that differ, {sum(map(are_ties, diverged))} of {len(diverged)} part from it at a tie within what "
-        f"{diverged[0]['dtype']} rounds{spread}."
+        f" Of hf_domino's differences examined, {sum(map(are_ties, diverged))} of {len(diverged)} are at a tie "
+        f"within the rounding of {diverged[0]['dtype']}{spread}."
     )
 
 
@@ -184,7 +184,7 @@ def _notes(rows: Sequence[Row]) -> str:
     notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
     summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]
     if any("(" in acceptance_of(one) for one in summaries):
-        notes += " Acceptance length is of rounds that drafted; in brackets, tokens per forward."
+        notes += " Acceptance lengths are means of the rounds that drafted; in brackets, tokens per forward."
     skipped = [f"{plain_label(row['method'])} ({row['skipped']})" for row in rows if "skipped" in row]
     if skipped:
         notes += f" Not measured: {'; '.join(skipped)}."

@@ -1,4 +1,4 @@
-"""Make the bundled pair from nothing: corpus, tokenizer, target, on-policy text, drafter and its DFlash twin.
+"""Make the bundled pair from nothing: corpus, tokenizer, target, on-policy text, drafter and its DFlash baseline.
 
 Every stage leaves its result in the work folder and is skipped if that is there, so the command can be interrupted and
 called again. A target that is in the output folder already is kept, and drafters are made for it. The seed is fixed;
@@ -68,7 +68,7 @@ def make_pair(work: Path, output: Path, packages: Path | None, processes: int) -
         ("bf16 target", target, partial(export_target, work, output)),
         ("on-policy text", work / "on_policy.jsonl", partial(write_on_policy, work, output, processes)),
         ("Domino drafter", work / "domino" / WEIGHTS, partial(_train_drafter, work, output, processes, "domino")),
-        ("DFlash twin", work / "dflash" / WEIGHTS, partial(_train_drafter, work, output, processes, "dflash")),
+        ("DFlash baseline", work / "dflash" / WEIGHTS, partial(_train_drafter, work, output, processes, "dflash")),
         ("cards", work / "cards.done", partial(export_drafters, work, output)),
     ]
     for number, (name, result, make) in enumerate(stages, start=1):

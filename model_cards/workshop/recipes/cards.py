@@ -27,27 +27,30 @@ PICTURES = {"speed-up": "Speed-up", "acceptance": "Acceptance by position", "rou
 ABOUT_PAIR = """
 ## About the bundled pair
 
-Made by `python model_cards/workshop recipe`, on text that the target wrote itself. The names above are folders side by
-side, as in `model_cards/` of the project. `{target}-domino` and `{target}-dflash` share backbone, block size, loss
-weights, data and steps; `model_cards/workshop/recipes/drafter.yaml` holds them. Both were measured in one run, whose
-results are in the card of `{target}-domino`.
+`python model_cards/workshop recipe pair` trained this drafter on text that the target wrote itself. The names above are
+folders beside each other, as in the project's `model_cards/`. `{target}-domino` and `{target}-dflash` have the same
+backbone, block size, loss weights, data and steps, which are in `model_cards/workshop/recipes/drafter.yaml`. Both were
+measured in one run, whose results are in the card of `{target}-domino`.
 """
 ABOUT_SMOLLM2 = f"""
 ## About the target
 
-Trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` has it, in four bits, de-quantised to bf16:
-`python model_cards/workshop recipe smollm2` makes it again. With the original weights acceptance is expected to be
-close, and was not measured; where the Hub can be reached, `hf-domino bench --target {HUB_NAME} --drafter FOLDER` does
-it. The drafter began with the weights of the target's last layers (`start_from_target`). It had 3,520 steps on two
-cores, and then on an H200, beside other work, 700 of 64 rows, 1,400 of 32, and those that are told above. The prompts
-it was measured on are `model_cards/workshop/recipes/smollm2_prompts.jsonl` and, of about 1,500 tokens each, for
-`results-long.jsonl`, `model_cards/workshop/recipes/smollm2_long_prompts.jsonl`. The text it was trained on, in `text`,
-was written apart from them; rows of `serving`, `gpu-speed` and `sampled-speed` are of the drafter of 3,520 steps.
+The drafter was trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` contains it: in four bits,
+dequantized to bf16. `python model_cards/workshop recipe smollm2` builds this target. We expect a similar acceptance
+with the original weights, but have not measured it. If you can reach the Hub, measure it with
+`hf-domino bench --target {HUB_NAME} --drafter FOLDER`.
+
+The drafter started as a copy of the target's last layers (`start_from_target`). It was trained for 3,520 steps on two
+cores, and then on an H200 that also did other work: 700 steps of 64 examples, 1,400 of 32, and the steps listed above.
+The prompts for the measurements are in `model_cards/workshop/recipes/smollm2_prompts.jsonl`; those for
+`results-long.jsonl`, with about 1,500 tokens each, are in `model_cards/workshop/recipes/smollm2_long_prompts.jsonl`.
+The training text, in `text`, was written separately. The results in `serving`, `gpu-speed` and `sampled-speed` belong
+to the drafter of 3,520 steps.
 """
 
 
 def write_cards(target_folder: Path, work: Path) -> None:
-    """Write `README.md` into the folders of the bundled target, its drafter and the drafter's twin."""
+    """Write `README.md` into the folders of the bundled target, its drafter and its DFlash baseline."""
     name = target_folder.name
     penalty = json.loads((target_folder / "generation_config.json").read_text(encoding="utf-8"))["repetition_penalty"]
     about_target = TARGET.read_text(encoding="utf-8").format(name=name, sources=_sources(), penalty=str(penalty))

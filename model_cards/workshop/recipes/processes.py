@@ -29,7 +29,7 @@ def torchrun(processes: int, module: str, *arguments: str) -> None:
 
 
 def kind_flags(projector_type: str) -> tuple[str, str]:
-    """Flags of `train` for a Domino drafter, or for its DFlash twin, with the labels that engines expect of one."""
+    """Flags of `train` for a Domino drafter, or for its DFlash baseline, with the labels that engines expect of one."""
     return f"--projector_type={projector_type}", f"--shift_label={str(projector_type == 'domino').lower()}"
 
 

@@ -1,4 +1,4 @@
-"""`python model_cards/workshop study`: Domino against its twin and its variants, by equal data and steps."""
+"""`python model_cards/workshop study`: compare Domino, the DFlash baseline and variants on equal data and steps."""
 
 from __future__ import annotations
 

@@ -14,15 +14,15 @@ MINUS = "\N{MINUS SIGN}"
 
 
 def results(study: Study, rows: Sequence[Row]) -> str:
-    """Twins, what is more than chance, the table, and its caption, as Markdown."""
+    """Render the comparison with the baselines, the clear differences, the table and its caption as Markdown."""
     summaries = summarize(study, rows)
-    said = [*_twins(study, summaries), *_verdicts(summaries)]
+    said = [*_baselines(study, summaries), *_verdicts(summaries)]
     body = [[f"`{summary.variant}`: {summary.question}", *_cells(summary)] for summary in summaries]
     return "".join(f"- {line}\n" for line in said) + f"\n{markdown_table(HEADS, body)}\n{caption(rows)}\n"
 
 
-def _twins(study: Study, summaries: Sequence[Summary]) -> list[str]:
-    """How often each Domino variant is above its DFlash twin, and by how much."""
+def _baselines(study: Study, summaries: Sequence[Summary]) -> list[str]:
+    """How often each Domino variant is above its DFlash baseline, and by how much."""
     lines = []
     for summary in summaries:
         difference = summary.difference
@@ -30,7 +30,7 @@ def _twins(study: Study, summaries: Sequence[Summary]) -> list[str]:
             below = difference.seeds - difference.above
             times = f"{1 / difference.ratio:.2f} x the acceptance length"
             seeds = f"above it at {below} of {difference.seeds} seeds"
-            lines.append(f"`{difference.against}` has {times} of its twin `{summary.variant}`, {seeds}.")
+            lines.append(f"`{difference.against}` has {times} of its baseline `{summary.variant}`, {seeds}.")
     return lines
 
 
@@ -39,18 +39,18 @@ def _kind_of(study: Study, variant: str) -> str | None:
 
 
 def _verdicts(summaries: Sequence[Summary]) -> list[str]:
-    """The variants by whether they differ from what they are compared with by more than chance."""
+    """Group the variants by whether they differ clearly from what they are compared with."""
     found = [(summary.variant, summary.difference) for summary in summaries if summary.difference]
-    kinds = {
-        "More than chance, and better": [pair for pair in found if pair[1].is_clear and pair[1].mean > 0],
-        "More than chance, and worse": [pair for pair in found if pair[1].is_clear and pair[1].mean < 0],
-        "Within chance": [pair for pair in found if pair[1].error is not None and not pair[1].is_clear],
+    verdicts = {
+        "Clearly better": [pair for pair in found if pair[1].is_clear and pair[1].mean > 0],
+        "Clearly worse": [pair for pair in found if pair[1].is_clear and pair[1].mean < 0],
+        "No clear difference": [pair for pair in found if pair[1].error is not None and not pair[1].is_clear],
     }
     lines = []
-    for kind, pairs in kinds.items():
+    for verdict, pairs in verdicts.items():
         if pairs:
             ordered = sorted(pairs, key=lambda pair: -abs(pair[1].mean))
-            lines.append(f"{kind}: {', '.join(f'`{name}` ({signed(pair.mean)})' for name, pair in ordered)}.")
+            lines.append(f"{verdict}: {', '.join(f'`{name}` ({signed(pair.mean)})' for name, pair in ordered)}.")
     return lines
 
 
@@ -86,15 +86,15 @@ def caption(rows: Sequence[Row]) -> str:
     """Say what the rows were measured on, and how."""
     first, base = rows[0], rows[0]["base"]
     rounds = [row["num_rounds"] for row in rows]
-    each = f"{first['steps']} steps x {base['per_device_train_batch_size']} rows x {base['num_anchors']} anchors"
+    each = f"{first['steps']} steps x {base['per_device_train_batch_size']} examples x {base['num_anchors']} anchors"
     if efforts := {row["variant"]: row["changes"]["effort"] for row in rows if "effort" in row["changes"]}:
         each += f" ({', '.join(f'`{variant}`: {effort} x the steps' for variant, effort in efforts.items())})"
     return (
-        f"Budget `{first['budget']}`: {len(rows)} runs of {each}, for {first['target']}. Acceptance length is of "
-        f"greedy rounds, {min(rounds)} to {max(rounds)} of them over {first['num_texts']} held-out texts; in brackets "
-        "the lowest and the highest seed; ± is what chance explains of a difference in 95 of 100 cases, from the "
-        "scatter over seeds. Losses are cross-entropies with held-out text, whatever was trained; along a block they "
-        "count as by the variant's `loss_decay`. "
+        f"Budget `{first['budget']}`: {len(rows)} runs of {each}, for {first['target']}. Acceptance lengths are means "
+        f"of {min(rounds)} to {max(rounds)} greedy rounds over {first['num_texts']} held-out texts, in brackets the "
+        "lowest and highest seed. ± is the difference that chance explains in 95 of 100 cases, estimated from the "
+        "scatter over seeds. Losses are cross-entropies with held-out text, whatever loss was trained, weighted along "
+        "a block by the variant's `loss_decay`. "
         f"{_all(rows, 'hardware')}, {_all(rows, 'threads')} thread a run, torch {_all(rows, 'torch')}, transformers "
         f"{_all(rows, 'transformers')}, commit {', '.join(dict.fromkeys(row['commit'][:7] for row in rows))}, "
         f"{_all(rows, 'date')}."

@@ -75,7 +75,7 @@ def test_single_steps_are_told_from_drafted_rounds():
         (
             {"domino_adaptive": [96, 50], "domino_lookup": [150, 99]},
             "Faster than plain: 1.25 x with Domino with prompt lookup, slower than plain in 1 of 2 prompts, and 0.73 x "
-            "without copies.",
+            "without prompt lookup.",
         ),
         (
             {"domino_adaptive": [80, 80], "prompt_lookup": [130, 130]},
@@ -113,15 +113,15 @@ def test_table_shows_differences_honestly_and_misses_no_rows():
 def test_table_has_spread_speed_up_and_notes():
     lines = results_table(measured.rows()).splitlines()
     assert len({line.count("|") for line in lines[:5]}) == 1
-    assert lines[4].startswith("| Domino, whole blocks | 200 (185-245) | 2.00 x | 3.00 |")
-    assert "Not measured: DFlash twin, whole blocks (there is no DFlash twin)." in lines[6]
+    assert lines[4].startswith("| Domino, full blocks | 200 (185-245) | 2.00 x | 3.00 |")
+    assert "Not measured: DFlash baseline, full blocks (there is no DFlash baseline)." in lines[6]
     assert "Distinct 4-grams of plain text: 0.80 greedy, 0.80 T = 0.7." in lines[6]
 
 
 def test_threads_are_of_a_cpu_only():
     on_gpu = [row | {"device": "cuda", "hardware": "a GPU"} for row in measured.rows()]
     assert "2 threads of a CPU" in results_table(measured.rows())
-    assert "float32, a GPU;" in results_table(on_gpu)
+    assert "float32, a GPU. " in results_table(on_gpu)
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
@@ -138,6 +138,6 @@ def test_the_caption_counts_equal_outputs_by_what_is_promised():
     def doctored(change):
         return caption([one | {"equals_plain": change(one)} if one.get("mode") == "sample" else one for one in ALL])
 
-    said = "with the same seed: {} of 2; by Transformers' own assistants {} of 2."
+    said = "with the same seed: {} of 2; with Transformers' own assistants {} of 2."
     assert said.format(2, 2) in doctored(lambda one: True)
     assert said.format(1, 1) in doctored(lambda one: one["prompt"] == 0)

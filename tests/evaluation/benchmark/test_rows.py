@@ -23,7 +23,7 @@ def batch(mode, index):
 @pytest.fixture
 def path(tmp_path):
     """Rows of a run that was broken off after three of its six batches."""
-    skipped = {"method": "dflash", "skipped": "there is no DFlash twin"} | ORIGIN
+    skipped = {"method": "dflash", "skipped": "there is no DFlash baseline"} | ORIGIN
     path = tmp_path / "rows.jsonl"
     path.write_text(to_lines([skipped, *(row for done in DONE for row in batch(*done))]))
     return path

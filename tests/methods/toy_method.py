@@ -23,6 +23,7 @@ class ToyConfig(DominoConfig):
     """Configuration of a toy drafter, with fields of its own."""
 
     projector_type: str = "toy"
+    num_hidden_layers: int = 1
     toy_scale: float | int = 1.0
     toy_notes: list[str] = field(default_factory=list)
 

@@ -110,6 +110,8 @@ def _check_sizes(config: Any) -> None:
         check_range("num_target_layers", config.num_target_layers, 1, MOST_LAYERS, "or None")
     if config.draft_pool_size is not None:
         check_range("draft_pool_size", config.draft_pool_size, 1)
+    if config.draft_window_size is not None:
+        check_range("draft_window_size", config.draft_window_size, 1, MOST_POSITIONS, "or None")
     if (nodes := config.draft_tree_size) not in (None, ADAPTIVE):
         check_range("draft_tree_size", nodes, 1, MOST_DRAFTED, f"or {ADAPTIVE!r}, or None")
     tokens = f"vocab_size={config.vocab_size}"

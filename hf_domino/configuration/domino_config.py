@@ -83,6 +83,10 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         draft_tree_size (`int` or `str`, *optional*, defaults to `"adaptive"`): Most proposals of a round where they
             form a tree: the likeliest branches, verified in one forward. `"adaptive"`: trees where rounds show that
             they bring more tokens in the same time than chains; None: chains, as where there can be no tree.
+        draft_window_size (`int`, *optional*): Positions before the anchor that a draft sees of the context, at least 1;
+            older ones are not stored. Where texts are longer than those of the training, a window as long as these
+            keeps acceptance up and drafts fast. None for all positions; a new drafter gets the `max_length` of its
+            training.
         target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
             This and the next five are set by training, and compared with a target when they meet; None says nothing.
         target_revision (`str`, *optional*): Its commit on the Hub.
@@ -133,6 +137,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     draft_vocab_size: int | None = None
     draft_length: str = "adaptive"
     draft_tree_size: int | str | None = ADAPTIVE
+    draft_window_size: int | None = None
     target_name: str | None = None
     target_revision: str | None = None
     target_config_digest: str | None = None

@@ -79,6 +79,9 @@ class DraftSession:
             order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]
             captured = tuple(along(order, states) for states in captured)
             position_ids = position_ids.gather(1, order)
+        window = self.drafter.config.draft_window_size
+        if window is not None and max(counts) > window:
+            captured, position_ids, counts = _last_of_each(window, captured, position_ids, counts)
         self._take(captured, position_ids, counts)
 
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
@@ -189,3 +192,13 @@ class DraftSession:
         self._positions = []
         self._num_waiting = 0
         return draft_hidden
+
+
+def _last_of_each(
+    count: int, captured: Captured, position_ids: torch.Tensor, counts: Sequence[int]
+) -> tuple[Captured, torch.Tensor, list[int]]:
+    """The last `count` valid positions of each row, of the first `counts` of its hidden states `[B, C, H]`."""
+    kept = [min(count, number) for number in counts]
+    starts = torch.tensor(counts) - torch.tensor(kept)
+    columns = (starts[:, None] + torch.arange(count)).clamp_max(position_ids.shape[1] - 1).to(position_ids.device)
+    return tuple(along(columns, states) for states in captured), along(columns, position_ids), kept

@@ -51,6 +51,7 @@ class Engine:
     command: Template  # that starts it, of $target, $drafter, $method and $num_draft_tokens
     rules: tuple[Rule, ...]
     note: str  # its requirements of target and machine, and differences from hf_domino
+    window_flag: str | None = None  # of its command, for draft_window_size
     plugin: str | None = None  # that it needs for Domino, and for DFlash with shift_label
 
     def plugin_for(self, config: DominoConfig) -> str | None:
@@ -67,7 +68,10 @@ class Engine:
         else:
             count = config.block_size - 1
         names = {"target": target, "drafter": drafter, "method": method, "METHOD": method.upper()}
-        return self.command.substitute(names, num_draft_tokens=count)
+        command = self.command.substitute(names, num_draft_tokens=count)
+        if config.draft_window_size is None or self.window_flag is None:
+            return command
+        return f"{command} {self.window_flag} {config.draft_window_size}"
 
 
 @dataclass(frozen=True)
@@ -130,6 +134,7 @@ SGLANG = Engine(
         *_without(["output_multiplier", "final_logit_softcapping"], DOMINO + DFLASH + DSPARK),
         _ACTIVATION,
     ),
+    window_flag="--speculative-draft-window-size",
     note="Domino: a CUDA device, target in bfloat16 without added vocabulary, no data-parallel attention, greedy "
     "drafts; block_size - 1 proposals a round, one fewer than hf_domino where shift_label is true.",
 )

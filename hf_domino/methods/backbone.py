@@ -238,10 +238,10 @@ def windowed(config: BlockConfig, inputs: AttentionInputs, positions: torch.Tens
     if config.sliding_window_non_causal and slots.stop + length <= (config.sliding_window or 0):
         return inputs  # nothing is out of reach yet
     queries = ends.to(positions.device)[:, None] + torch.arange(length, device=positions.device)
-    context = torch.arange(slots.start, slots.stop, device=positions.device).expand(len(queries), -1)
+    context = cache.positions(slots, positions.device).expand(len(queries), -1)
     inside = _inside(config, queries, torch.cat((context, queries), dim=1))
     if mask is not None:
-        inside = inside & mask[..., slots.start :]
+        inside = inside & mask[..., slots.start - inputs.first :]
     # Once for each query head of a key head: then no key has to be repeated for them.
     inside = inside.repeat(1, 1, config.num_attention_heads // config.num_key_value_heads, 1)  # [B, 1, G * Q, S + Q]
     return replace(inputs, mask=inside, first=slots.start)
@@ -252,7 +252,7 @@ def _windowed_view(config: BlockConfig, view: BlockView) -> BlockView:
     steps = torch.arange(view.block_size, device=view.ends.device)  # [K]
     reach = view.ends[..., None] + steps - (config.sliding_window or 0) + 1  # [B, N, K]
     inside = _inside(config, steps[None], steps[None])  # [1, 1, K, K]
-    return replace(view, firsts=reach.clamp(min=0), inside=inside[0, 0])
+    return replace(view, firsts=reach.clamp(min=0).maximum(view.firsts), inside=inside[0, 0])
 
 
 def _inside(config: BlockConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:

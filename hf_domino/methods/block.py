@@ -71,9 +71,15 @@ class BlockModel(DominoDraftModel):
                 positions, where a cache is given; None for all.
         """
         mask = None
+        first = 0
+        window = self.config.draft_window_size
+        if window is not None and cache is None and view is None and context_features is not None:
+            context_features = context_features[:, -window:]
+            context_position_ids = None if context_position_ids is None else context_position_ids[:, -window:]
         if cache is not None:
             num_new = 0 if context_features is None else context_features.shape[1]
             visible = cache.begin(len(noise_embeds), num_new, context_counts)  # [B, S]
+            first = cache.first
             if visible is not None:  # of the context; and all of the block itself
                 mask = F.pad(visible, (0, noise_embeds.shape[1]), value=True)[:, None, None].to(noise_embeds.device)
         if context_position_ids is not None:
@@ -82,9 +88,7 @@ class BlockModel(DominoDraftModel):
         convolved = None
         if self.config.conv_kernel_size is not None:
             convolved = length if view is None else view.block_size
-        inputs = AttentionInputs(
-            context_features, self._rotary(position_ids), mask, cache, view=view, convolved=convolved
-        )
+        inputs = AttentionInputs(context_features, self._rotary(position_ids), mask, cache, first, view, convolved)
         if self.config.has_sliding_layers:
             sliding = windowed(self.config, inputs, position_ids, length)
         else:
@@ -148,6 +152,6 @@ class BlockModel(DominoDraftModel):
             position_ids=positions.flatten(1).to(device),
             context_features=features,
             context_position_ids=torch.arange(num_context, device=device).expand(len(anchors), -1),
-            view=BlockView.at(anchors, size, num_context).to(device),
+            view=BlockView.at(anchors, size, num_context, self.config.draft_window_size).to(device),
         )
         return hidden.unflatten(1, positions.shape[1:])

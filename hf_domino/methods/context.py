@@ -28,16 +28,24 @@ class NewContext(NamedTuple):
 
 
 NO_CONTEXT = NewContext()
+SPARE = 256  # positions to reserve beside those that are stored first
 
 
 class ContextCache:
     """Keys and values of the context, per drafter layer, kept between rounds; a block's own are never stored.
 
     Every row has its own length: new positions are written behind the row's last valid one, over what an earlier round
-    left there unused. The buffers grow by doubling, so that a round appends in place instead of copying what is there.
+    left there unused. The buffers grow by half, so that a round appends in place instead of copying what is there.
+
+    Args:
+        num_layers (`int`): Drafter layers.
+        window (`int`, *optional*): Positions that a block sees, the last ones; None for all. Older ones are dropped.
     """
 
-    def __init__(self, num_layers: int):
+    first = 0  # slot that the context begins with that any row sees
+
+    def __init__(self, num_layers: int, window: int | None = None):
+        self._window = window
         self._keys: list[torch.Tensor | None] = [None] * num_layers
         self._values: list[torch.Tensor | None] = [None] * num_layers
         self._lengths: list[int] = []  # per row; empty before the first positions
@@ -57,23 +65,34 @@ class ContextCache:
             counts (`Sequence[int]`, *optional*): How many of them are valid in each row, the first ones; None for all.
 
         Returns:
-            `torch.Tensor`, *optional*: Which of the cached positions belong to each row then, `[B, S]` bool on the CPU;
-            None if all do.
+            `torch.Tensor`, *optional*: Which slots from `first` on each row sees then, `[B, S]` bool on the CPU; None
+            if all do.
         """
         self._lengths = self._lengths or [0] * batch_size
+        self._drop_old()
         if counts is None:
             self._added = [num_positions] * batch_size
         else:
             self._added = list(counts)
         ends = self._ends()
+        if self._window is not None:
+            self.first = max(min(ends) - self._window, 0)
         if min(ends) == max(ends):
             return None
-        return torch.arange(max(ends)) < torch.tensor(ends)[:, None]
+        slots = torch.arange(self.first, max(ends))
+        before = torch.tensor(ends)[:, None] - slots  # how far a slot is from the end of each row
+        if self._window is None:
+            return before > 0
+        return (before > 0) & (before <= self._window)
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
-        """Lengths `[B]` once the announced positions are stored, and the positions that any row's window reaches."""
+        """Lengths `[B]` once the announced positions are stored, and the slots that any row's window reaches."""
         ends = self._ends()
-        return torch.tensor(ends), range(max(0, min(ends) - size + 1), max(ends))
+        return torch.tensor(ends), range(max(self.first, min(ends) - size + 1), max(ends))
+
+    def positions(self, slots: range, device: torch.device) -> torch.Tensor:
+        """The positions `[1, S]` that stand in some slots, counted as the lengths are."""
+        return torch.arange(slots.start, slots.stop, device=device)[None]
 
     def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new context keys and values `[B, A, C, D]` of one layer, and return all `[B, A, S, D]`.
@@ -134,6 +153,17 @@ class ContextCache:
     def leave_gap(self) -> None:
         """Note that positions between those stored and the next ones were not seen."""
 
+    def _drop_old(self) -> None:
+        """Move each row's window to the front once it is half of what a row has at most."""
+        if self._window is None or max(self._lengths) < 2 * self._window:
+            return
+        kept = [min(length, self._window) for length in self._lengths]
+        for buffer in (*self._keys, *self._values):
+            if buffer is not None:
+                for row, (length, count) in enumerate(zip(self._lengths, kept, strict=True)):
+                    buffer[row, :, :count] = buffer[row, :, length - count : length].clone()
+        self._lengths = kept
+
     def _ends(self) -> list[int]:
         """Lengths once the positions announced last are counted."""
         return [length + count for length, count in zip(self._lengths, self._added, strict=True)]
@@ -142,8 +172,11 @@ class ContextCache:
         count = new.shape[2]
         capacity = max(self._lengths) + new.shape[2]
         if buffer is None or buffer.shape[2] < capacity:
+            spare = SPARE if buffer is None else max(capacity // 2, SPARE)
+            if self._window is not None:
+                spare = min(spare, self._window)
             # Zeros, not garbage: a masked position must not bring a NaN into the weighted sum.
-            grown = new.new_zeros(*new.shape[:2], max(2 * capacity, 64), new.shape[3])
+            grown = new.new_zeros(*new.shape[:2], capacity + spare, new.shape[3])
             if buffer is not None:
                 grown[:, :, : buffer.shape[2]] = buffer
             buffer = grown

@@ -69,7 +69,7 @@ class Eagle3Config(DominoConfig):
     needs_layer_ids = False
     most_captured = 3
     defaults = {"block_size": 7, "num_hidden_layers": 1}
-    fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}
+    fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0, "draft_window_size": None}
     unread = ("mask_token_id",)
     built_with = (*DominoConfig.built_with, "norm_before_residual", "qk_norm")
     lacks = {

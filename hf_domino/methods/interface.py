@@ -101,7 +101,7 @@ class DraftingMethod:
 
     def new_context(self) -> ContextCache:
         """An empty cache of its context."""
-        return ContextCache(self.config.num_hidden_layers)
+        return ContextCache(self.config.num_hidden_layers, self.config.draft_window_size)
 
     def draft_blocks(
         self,

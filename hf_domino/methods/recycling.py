@@ -32,7 +32,9 @@ class RecyclingConfig(DominoConfig):
     title = "token recycling"
     learns_while_drafting = True
     defaults = {"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32}
-    fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0, "draft_vocab_size": None}
+    fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0} | dict.fromkeys(
+        ("draft_vocab_size", "draft_window_size")
+    )
     unread = ("intermediate_size", "mask_token_id")
     lacks = dict.fromkeys(
         ("training", "export", "save_pretrained", "check_fit", "explain_round"),

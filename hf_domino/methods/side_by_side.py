@@ -39,17 +39,21 @@ class BlockView:
     num_context: int
 
     @classmethod
-    def at(cls, anchors: torch.Tensor, block_size: int, num_context: int) -> BlockView:
+    def at(cls, anchors: torch.Tensor, block_size: int, num_context: int, window: int | None = None) -> BlockView:
         """The view of blocks that see all of themselves and the context strictly before their anchors.
 
         Args:
             anchors (`torch.Tensor`): `[B, N]` int64; a block at -1, which is unused, sees only itself.
             block_size (`int`): Positions of a block (K).
             num_context (`int`): Context positions there are (C).
+            window (`int`, *optional*): How many of them before the anchor each block sees; None for all.
         """
-        firsts = torch.zeros_like(anchors)[..., None].expand(-1, -1, block_size)
         inside = torch.ones(block_size, block_size, dtype=torch.bool, device=anchors.device)
         ends = anchors.clamp(0, num_context)
+        firsts = torch.zeros_like(ends)
+        if window is not None:
+            firsts = (anchors - window).clamp(min=0)
+        firsts = firsts[..., None].expand(-1, -1, block_size)
         return cls(firsts, ends, inside, num_context)
 
     @property

@@ -65,6 +65,9 @@ class DrafterArguments:
     pure_draft_prefix_len: int | None = option(None, "Proposals that are not corrected.")
     shift_label: bool | None = option(None, "Block position k predicts the token after it.")
     draft_vocab_size: int | None = option(None, "Draft among so many tokens, the most frequent of the training text.")
+    draft_window_size: int | None = option(
+        None, "Positions before the anchor that a draft sees of a text (default: max_length)."
+    )
     mask_token_id: int | None = option(None, "Token whose embedding fills the block.")
     target_layer_ids: list[int] | None = option(None, "Target layers that are read.")  # noqa: RUF009
 

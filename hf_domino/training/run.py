@@ -79,7 +79,10 @@ def make_trainer(
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
     overrides = shape.overrides()
     if names.drafter is None:
-        drafter = DominoDraftModel(DominoConfig.for_target(target.config, tokenizer, **overrides))
+        config = DominoConfig.for_target(target.config, tokenizer, **overrides)
+        if config.draft_window_size is None and "draft_window_size" not in config.fixed:
+            config.draft_window_size = min(args.max_length, config.max_position_embeddings)
+        drafter = DominoDraftModel(config)
     else:
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)

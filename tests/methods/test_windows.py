@@ -10,9 +10,10 @@ from builders import build_drafter, left_padded
 from oracle import faults
 from torch.nn.functional import normalize, silu
 
+from hf_domino import DominoConfig
 from hf_domino.decoding.static.fixed_caches import FixedContext
 from hf_domino.methods import modeling
-from hf_domino.methods.context import ContextCache
+from hf_domino.methods.context import SPARE, ContextCache
 from hf_domino.target.view import TargetModel
 
 HIDDEN, BLOCK, WINDOW, LENGTH = 32, 6, 8, 30
@@ -23,8 +24,11 @@ KINDS = pytest.mark.parametrize(
         {"layer_types": MIXED, "sliding_window": WINDOW},
         {"layer_types": MIXED, "sliding_window": WINDOW, "sliding_window_non_causal": True},
         {"layer_types": MIXED[:1] * 2, "sliding_window": BLOCK},
+        {"draft_window_size": WINDOW + 1},
+        {"layer_types": MIXED, "sliding_window": WINDOW, "draft_window_size": WINDOW - 3},
+        {"layer_types": MIXED, "sliding_window": WINDOW, "sliding_window_non_causal": True, "draft_window_size": 11},
     ],
-    ids=["mixed", "non-causal", "all"],
+    ids=["mixed", "non-causal", "all", "context", "context is narrower", "context is wider"],
 )
 FP64_TOL = {"atol": 1e-10, "rtol": 1e-10}  # the same products, summed in another order
 
@@ -74,7 +78,9 @@ def written_out(drafter, context, noise, windows):
         return torch.cat((turned.real, turned.imag), dim=-1)
 
     def sees(layer, query, key):
-        if config.layer_types[layer] == "full_attention":
+        if key < num_context - (config.draft_window_size or num_context):
+            return False
+        if not config.is_sliding(layer):
             return True
         behind = query - key
         return behind < windows["sliding_window"] and (behind >= 0 or windows.get("sliding_window_non_causal", False))
@@ -117,8 +123,8 @@ def test_attention_written_out(make, windows):
 def test_growing_and_fixed_contexts(make, windows):
     drafter, (context, noise, positions) = make(windows), inputs()
     fixed = FixedContext(drafter, 40)
-    growing = ContextCache(2)
-    for start, end in ((0, 3), (3, 4), (4, 20), (20, 20), (20, LENGTH)):
+    growing = drafter.new_context()
+    for start, end in ((0, 3), (3, 4), (4, 11), (11, 11), (11, 17), (17, 24), (24, LENGTH)):
         pieces = (noise, positions[:, end : end + BLOCK], context[:, start:end], positions[:, start:end])
         fixed.announce([end - start])
         expected = at_once(drafter, context[:, :end], noise, positions[:, : end + BLOCK])
@@ -130,7 +136,7 @@ def test_growing_and_fixed_contexts(make, windows):
 @torch.no_grad()
 def test_rows_of_different_lengths(make, windows):
     drafter, (context, noise, positions) = make(windows), inputs(batch_size=3)
-    cache, lengths = ContextCache(2), [0, 0, 0]
+    cache, lengths = drafter.new_context(), [0, 0, 0]
     for counts in ([9, 2, 0], [1, 6, 5], [7, 10, 1]):
         starts = lengths
         lengths = [start + count for start, count in zip(starts, counts, strict=True)]
@@ -197,6 +203,10 @@ def test_old_context_is_not_looked_at(make, monkeypatch):
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
     drafter(noise, positions[:, LENGTH:], context, positions[:, :LENGTH], cache=ContextCache(2))
     assert seen == [WINDOW - 1 + BLOCK, LENGTH + BLOCK]
+    seen.clear()
+    narrow = drafter.view(draft_window_size=WINDOW - 3)
+    narrow(noise, positions[:, LENGTH:], context, positions[:, :LENGTH], cache=narrow.new_context())
+    assert seen == [WINDOW - 3 + BLOCK] * 2
 
 
 def test_a_view_without_windows_sees_everything(make):
@@ -204,3 +214,57 @@ def test_a_view_without_windows_sees_everything(make):
     everything = drafter.view(layer_types=None, sliding_window=None)
     torch.testing.assert_close(at_once(everything, *case), at_once(make({}), *case), **FP64_TOL)
     assert (at_once(drafter, *case) - at_once(everything, *case)).abs().max() > 1e-2
+
+
+@torch.no_grad()
+def test_what_a_window_leaves_behind_is_not_stored(make):
+    """Over a text of any length as much is stored as two windows and what one draft adds."""
+    drafter = make({"draft_window_size": WINDOW})
+    context, noise, positions = inputs(length=20 * LENGTH)
+    cache = drafter.new_context()
+    for start in range(0, 20 * LENGTH, 5):
+        end = start + 5
+        found = drafter(
+            noise, positions[:, end : end + BLOCK], context[:, start:end], positions[:, start:end], cache=cache
+        )
+        stored = [tensor.shape[2] for buffers in (cache._keys, cache._values) for tensor in buffers]
+        assert max(stored) <= 3 * WINDOW + 5
+    torch.testing.assert_close(found, at_once(drafter, context, noise, positions), **FP64_TOL)
+
+
+@torch.no_grad()
+def test_a_prompt_reserves_what_it_needs(make):
+    drafter = make({})
+    context, noise, positions = inputs(length=900)
+    cache = drafter.new_context()
+    drafter(noise, positions[:, 900:], context, positions[:, :900], cache=cache)
+    assert cache._keys[0].shape[2] == 900 + SPARE
+
+
+def test_a_prompt_is_cut_before_it_is_fused(make, target, monkeypatch):
+    drafter = make({"draft_window_size": WINDOW})
+    fused, fuse = [], type(drafter).fuse_context
+
+    def watched(self, hidden_states):
+        fused.append(hidden_states[0].shape[1])
+        return fuse(self, hidden_states)
+
+    monkeypatch.setattr(type(drafter), "fuse_context", watched)
+    ids, mask = left_padded([torch.randint(4, 64, (40,)), torch.randint(4, 64, (25,))])
+    options = {"max_new_tokens": 12, "do_sample": False}
+    for rows in (1, 2):
+        for more in ({}, {"cache_implementation": "static"}):
+            fused.clear()
+            plain = target.generate(ids[:rows], attention_mask=mask[:rows], **options)
+            kwargs = {"attention_mask": mask[:rows], "assistant_model": drafter}
+            text = target.generate(ids[:rows], **kwargs, **options, **more)
+            assert text.tolist() == plain.tolist()
+            assert fused[0] == WINDOW
+
+
+def test_methods_without_a_window_refuse_it():
+    for method, name in (("eagle3", "EAGLE-3"), ("recycling", "token recycling")):
+        with pytest.raises(ValueError, match=f"draft_window_size of an? {name} drafter must be None, got 8"):
+            DominoConfig(projector_type=method, num_hidden_layers=1, draft_window_size=8)
+    with pytest.raises(ValueError, match=r"draft_window_size must be in \[1, 2147483647\] \(or None\), got 0"):
+        DominoConfig(draft_window_size=0)

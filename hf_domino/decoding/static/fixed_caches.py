@@ -31,11 +31,16 @@ def unfixable(cache: Any) -> str | None:
     return next((type(layer).__name__ for layer in cache.layers if type(layer) not in FIXABLE_LAYERS), None)
 
 
-def write(buffer: torch.Tensor, starts: torch.Tensor, states: torch.Tensor) -> None:
-    """Write states `[N, A, C, D]` into the first N rows of a buffer `[B, A, S, D]`, each behind a start of `[N]`."""
+def write(buffer: torch.Tensor, starts: torch.Tensor, states: torch.Tensor, ring: int | None = None) -> None:
+    """Write states `[N, A, C, D]` into the first N rows of a buffer `[B, A, S, D]`, each behind a start of `[N]`.
+
+    With `ring` they go on at the first slot behind so many.
+    """
     count = states.shape[0]
     width = states.shape[2]
     slots = starts[:, None] + torch.arange(width, device=states.device)  # [N, C]
+    if ring is not None:
+        slots = slots % ring
     rows = torch.arange(count, device=states.device)[:, None]
     buffer[:count].transpose(1, 2).index_put_((rows, slots), states.transpose(1, 2))
 
@@ -195,7 +200,8 @@ class FlatQueries(Cache):
 class FixedContext:
     """Keys and values of the context, as [`ContextCache`] keeps them, in buffers of fixed shape.
 
-    Slots are absolute positions. The block stands behind the context's last slot, where no context comes.
+    Slots are absolute positions, or with `draft_window_size` a ring of them, which has room for the window and for what
+    a round adds. The block stands behind the context's last slot, where no context comes.
 
     Args:
         drafter ([`DominoDraftModel`]): For the shapes of its context, and where that is.
@@ -204,8 +210,11 @@ class FixedContext:
     """
 
     def __init__(self, drafter: DominoDraftModel, capacity: int, num_rows: int = 1):
-        self.capacity = capacity
         config = drafter.config
+        self._window = config.draft_window_size
+        if self._window is not None:
+            capacity = min(capacity, self._window + config.num_draft_tokens + 1)
+        self.capacity = capacity
         device = drafter.device
         num_slots = capacity + config.block_size
         size = (config.num_hidden_layers, num_rows, config.num_key_value_heads, num_slots, config.head_dim)
@@ -214,6 +223,12 @@ class FixedContext:
             self.starts, self.lengths = (torch.zeros(num_rows, dtype=torch.long, device=device) for _ in range(2))
         self._host_lengths: list[int] = []  # of the sequences that are still generated
         self._count = num_rows  # sequences of the forward at hand (N)
+
+    first = 0  # slot that the context begins with
+
+    def begin_at(self, positions: Sequence[int]) -> None:
+        """The first context of each sequence stands at these positions: what is before them was left out."""
+        self._host_lengths = list(positions)
 
     def announce(self, counts: Sequence[int]) -> None:
         """The next new context of each sequence starts behind all there is, and its first positions are valid."""
@@ -232,7 +247,21 @@ class FixedContext:
     def begin(self, batch_size: int, num_positions: int, counts: Any) -> torch.Tensor:
         """Which slots a block may look at, `[N, S]` bool."""
         self._count = batch_size
-        return torch.arange(self.capacity, device=self.lengths.device) < self.lengths[:batch_size, None]
+        lengths = self.lengths[:batch_size, None]
+        if self._window is None:
+            return torch.arange(self.capacity, device=lengths.device) < lengths
+        return self._ages() < lengths.clamp_max(self._window)
+
+    def _ages(self) -> torch.Tensor:
+        """How many positions of its sequence come behind the one in a slot of the ring, `[N, S]`."""
+        slots = torch.arange(self.capacity, device=self.lengths.device)
+        return (self.lengths[: self._count, None] - 1 - slots) % self.capacity
+
+    def positions(self, slots: range, device: torch.device) -> torch.Tensor:
+        """The positions that stand in all slots, `[1, S]`, or `[N, S]` of a ring."""
+        if self._window is None:
+            return torch.arange(slots.start, slots.stop, device=device)[None]
+        return (self.lengths[: self._count, None] - 1 - self._ages()).to(device)
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
         """Its lengths `[N]` and all slots: shapes do not depend on the lengths; see [`ContextCache.window`]."""
@@ -255,9 +284,10 @@ class FixedContext:
         """
         num_rows = len(keys)
         count = keys.shape[2] - length
+        ring = None if self._window is None else self.capacity
         results = []
         for buffer, new in ((self._keys[layer_index], keys), (self._values[layer_index], values)):
-            write(buffer, self.starts[:num_rows], new[:, :, :count])
+            write(buffer, self.starts[:num_rows], new[:, :, :count], ring)
             buffer[:num_rows, :, self.capacity : self.capacity + length] = new[:, :, count:]
             results.append(buffer[:num_rows, :, first : self.capacity + length])
         return results[0], results[1]
@@ -274,11 +304,13 @@ class FixedContext:
 
     def to_dynamic(self) -> ContextCache:
         """A copy of the first sequence that grows."""
-        copy = ContextCache(len(self._keys))
+        copy = ContextCache(len(self._keys), self._window)
         length = self._host_lengths[0]
-        copy.begin(1, length, None)
+        first = 0 if self._window is None else max(length - self._window, 0)
+        slots = torch.arange(first, length, device=self._keys.device) % self.capacity
+        copy.begin(1, len(slots), None)
         for index, (keys, values) in enumerate(zip(self._keys, self._values, strict=True)):
-            copy.append(index, keys[:1, :, :length], values[:1, :, :length])
+            copy.append(index, keys[:1, :, slots], values[:1, :, slots])
         copy.advance()
         return copy
 

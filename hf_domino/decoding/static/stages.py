@@ -277,6 +277,8 @@ class StaticDraftSession(DraftSession):
 
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
         """Store the prompts, which are of any length and no stage."""
+        if self.drafter.config.draft_window_size is not None:
+            self._fixed.begin_at(position_ids[:, 0].tolist())
         self._fixed.announce(counts)
         self.backbone(position_ids[:, :0], self._joined(captured))
 

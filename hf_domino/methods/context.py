@@ -56,6 +56,11 @@ class ContextCache:
         """Context positions of each row; empty before the first ones."""
         return self._lengths
 
+    @property
+    def num_bytes(self) -> int:
+        """Memory that is reserved."""
+        return sum(buffer.nbytes for buffer in (*self._keys, *self._values) if buffer is not None)
+
     def begin(self, batch_size: int, num_positions: int, counts: Sequence[int] | None) -> torch.Tensor | None:
         """Announce the positions that every layer is about to store.
 

@@ -104,6 +104,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if train(names, shape, data, args):
             return 0
+        print("The same command goes on from where the training ended.", file=sys.stderr)
         return BY_SIGNAL + ended_by[-1]
     finally:
         if listens:

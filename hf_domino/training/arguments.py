@@ -67,7 +67,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
                 "at least 1",
             ),
             ("max_steps", lambda value: value == -1 or value >= 1, "at least 1, or -1 for num_train_epochs"),
-            ("num_train_epochs", lambda value: value > 0, "above 0"),
+            ("num_train_epochs minutes", lambda value: value > 0, "above 0"),
             ("seed data_seed", lambda value: 0 <= value <= MOST_SEED, f"in [0, {MOST_SEED}]"),
             ("lora_dropout", lambda value: 0 <= value < 1, "in [0, 1)"),
             ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
@@ -81,6 +81,8 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not is_right(value):
                     raise ValueError(f"{name} must be {allowed}, got {value}.")
+        if self.minutes is not None and self.max_steps != -1:
+            raise refusal("max_steps with minutes", "left out", self.max_steps, "Set one of the two.")
         if self.position_weights not in ("decay", "dpace"):
             raise ValueError(f"position_weights must be decay or dpace, got {self.position_weights!r}.")
         if self.train_only not in (None, "head"):

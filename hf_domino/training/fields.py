@@ -84,6 +84,11 @@ class TrainingFields:
     chat_template_kwargs: dict[str, Any] | str | None = option(  # noqa: RUF009
         None, """Variables of the chat template as it will be used, as JSON: '{"enable_thinking": false}'."""
     )
+    minutes: float | None = option(
+        None,
+        "Train for about so many minutes, loading and evaluation included. A few steps are timed first, to choose "
+        "num_anchors and max_steps; it takes the place of max_steps and num_train_epochs.",
+    )
     num_anchors: int = option(256, "Most blocks trained per sequence and step.")
     loss_decay: float | None = option(
         None, "Positions after which a loss weight has fallen to 1/e (default: 7 for blocks of 16, 5 for 10, 4 for 8)."

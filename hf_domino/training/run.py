@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
+from hf_domino.training.plan import AT_THE_END, StopInTime, follow_minutes, say_what_it_takes
 from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
@@ -44,10 +46,13 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     Raises:
         ValueError: If a field is out of range, or a file holds what it should not.
     """
+    since = time.perf_counter()
     check_fields(names, shape, data, args)
     check_writable(Path(str(args.output_dir)), "output_dir")
     with alone_in_folder(args), needing_room(Path(str(args.output_dir)), MAKE_ROOM):
-        trainer, checkpoint = make_trainer(names, shape, data, args)
+        trainer, checkpoint = make_trainer(names, shape, data, args, since)
+        if trainer.is_world_process_zero():
+            say_what_it_takes(trainer, trainer.train_dataset)
         if names.overwrite:
             delete_run(args)
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -69,9 +74,13 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
 
 
 def make_trainer(
-    names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
+    names: ModelArguments,
+    shape: DrafterArguments,
+    data: DataArguments,
+    args: DominoTrainingArguments,
+    since: float,
 ) -> tuple[DominoTrainer, str | None]:
-    """The trainer of a run, and the checkpoint that it goes on from."""
+    """The trainer of a run that began at a time of `time.perf_counter`, and the checkpoint that it goes on from."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype)
     if not names.cache_hidden_states:  # from which it does not run
@@ -94,8 +103,21 @@ def make_trainer(
             start_from_target(drafter, target, rows[0][0]["input_ids"])
     if names.cache_hidden_states:
         rows = with_states(target, drafter.config, rows, names, args)
+    callbacks = []
+    if args.minutes is not None:
+        if checkpoint:
+            remedy = "The run goes on with the plan that it began with: set the max_steps and num_anchors it was told."
+            raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
+        follow_minutes(drafter, target, args, rows[0], since)
+        callbacks.append(StopInTime(since + 60 * args.minutes * (1 - AT_THE_END)))
     trainer = DominoTrainer(
-        drafter, target, args, train_dataset=rows[0], eval_dataset=rows[1], processing_class=tokenizer
+        drafter,
+        target,
+        args,
+        train_dataset=rows[0],
+        eval_dataset=rows[1],
+        processing_class=tokenizer,
+        callbacks=callbacks,
     )
     return trainer, checkpoint
 
@@ -142,6 +164,9 @@ def check_fields(
         if names.drafter is None and (value := getattr(args, name)):
             remedy = "Name the drafter it starts from: --drafter FOLDER."
             raise refusal(f"{name} of a new drafter", None, value, remedy)
+    if args.minutes is not None and args.world_size > 1:
+        remedy = "Processes would make plans of their own: set max_steps and num_anchors."
+        raise refusal("minutes with several processes", "left out", args.minutes, remedy)
     if args.use_peft and overrides:
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -316,6 +317,9 @@ class DominoTrainer(Trainer):
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._count_tokens()
         checkpoint = Path(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
+        if not self.state.global_step:  # nothing was trained yet
+            shutil.rmtree(checkpoint, ignore_errors=True)
+            return
         if self.args.should_save:  # of an earlier run: it is no longer whole from here on
             (checkpoint / STATE_FILE).unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)

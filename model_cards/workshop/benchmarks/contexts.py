@@ -47,17 +47,18 @@ def measure(options: argparse.Namespace, target: PreTrainedModel, tokenizer: Any
         for prompt, ids in enumerate(prompts_of(tokenizer, length, options.num_prompts)):
             plain = target.generate(ids, **written)
             for window, view in views.items():
-                contexts = []
+                contexts: list[Any] = []
                 new_context = type(view).new_context
 
                 def watched(view: Any = view, contexts: list = contexts, new_context: Any = new_context) -> Any:
                     contexts.append(new_context(view))
                     return contexts[-1]
 
-                view.new_context = watched
+                object.__setattr__(view, "new_context", watched)
                 with timed_phases():
                     text = target.generate(ids, assistant_model=view, **written)
                 stats = view.stats
+                assert stats.phases is not None
                 rows.append(
                     {
                         "context": length,

@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,9 @@ def test_the_install_cell_does_nothing_where_the_package_is(tmp_path):
     for folder in (tmp_path, tmp_path / "beside"):
         done = subprocess.run(bare, cwd=folder, env=without, capture_output=True, text=True)
         assert ("pip install -e" if not repository() else "installs") in done.stderr
+    with zipfile.ZipFile(tmp_path / "my-domino.zip", "w") as archive:
+        archive.writestr("hf_domino-main/pyproject.toml", "")
+        archive.writestr("hf_domino-main/tests/pyproject.toml", "")
+    uploaded = re.sub(r"^(\s*)[!%].*$", r"\1print(checkout)", code, flags=re.MULTILINE)
+    done = subprocess.run([*bare[:3], uploaded], cwd=tmp_path, env=without, capture_output=True, text=True)
+    assert done.stdout.strip() == "hf_domino_checkout/hf_domino-main"

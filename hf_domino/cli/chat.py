@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     how = ""
     if not pair.tokenizer.chat_template:
         how = f" {pair.name} has no chat template: it goes on with what you write."
-    print(f"{pair.name} with {pair.drafter.config.name_or_path}.{how}\n{COMMANDS}\n", file=sys.stderr)
+    print(f"{pair.name} with {pair.drafter_name}.{how}\n{COMMANDS}\n", file=sys.stderr)
     while (said := _read()) is not None:
         if said == "/new":
             conversation = Conversation(pair, options.system)

@@ -42,10 +42,11 @@ positive_int = whole_number(1)
 thread_count = whole_number(1, 1024)  # torch starts as many threads as it is told to
 
 
-def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
+def add_models(group: argparse._ArgumentGroup, measures: bool = False, is_drafted: bool = False) -> None:
     """Add flags for a target, its drafter, their device and dtype, which [`load_models`] reads.
 
-    A command that `measures` takes several drafters, and computes in fp32 by default.
+    A command that `measures` takes several drafters, and computes in fp32 by default. One with `is_drafted` needs a
+    drafter with weights.
     """
     dtype = None
     dtype_help = " (default: bfloat16 on a GPU, else float32)"
@@ -55,11 +56,15 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
         dtype = "float32"
         dtype_help = ""
         action = "append"
-        drafter_help = "; given again, drafters of any kind are compared"
+        drafter_help = "; repeat the flag to compare several drafters"
     add = group.add_argument
     add("--target", help="folder or Hub name of the target (default: the bundled one)")
-    beside = "default: NAME-domino beside the target"
-    add("--drafter", action=action, help=f"folder or Hub name of the drafter ({beside}){drafter_help}")
+    names = "folder or Hub name of the drafter"
+    beside = "NAME-domino beside the target"
+    if not is_drafted:
+        names += ", or recycling (token recycling, which needs no training)"
+        beside += ", else recycling"
+    add("--drafter", action=action, help=f"{names} (default: {beside}){drafter_help}")
     add("--dtype", **DTYPE, default=dtype, help=f"dtype of all models{dtype_help}")
     add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
     add("--threads", type=thread_count, help="CPU threads of torch (default: as torch chooses)")
@@ -76,7 +81,10 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
     seed = whole_number(0, MOST_SEED)
     group.add_argument("--seed", type=seed, help="of what is sampled: the same seed writes the same text")
     group.add_argument(
-        "--lookup-tokens", type=positive_int, metavar="N", help="let rounds copy up to N tokens from the text so far"
+        "--lookup-tokens",
+        type=positive_int,
+        metavar="N",
+        help="let rounds propose up to N tokens that followed the same words earlier in the text (prompt lookup)",
     )
 
 
@@ -92,9 +100,13 @@ def set_up(threads: int | None = None) -> None:
     enable_progress_bars()
 
 
-def load_models(options: argparse.Namespace) -> Pair:
-    """Load the models that the flags of [`add_models`] name, ready to generate."""
-    from hf_domino.pair import check_device, load_pair
+def load_models(options: argparse.Namespace, is_drafted: bool = False) -> Pair:
+    """Load the models that the flags of [`add_models`] name, ready to generate.
+
+    If no drafter is given and there is none beside the target, token recycling drafts, except where `is_drafted` asks
+    for a drafter of its own.
+    """
+    from hf_domino.pair import NO_DRAFTER, check_device, load_pair
 
     device = options.device or default_device()
     check_device(device)
@@ -102,7 +114,11 @@ def load_models(options: argparse.Namespace) -> Pair:
     default = "float32" if device == "cpu" else "bfloat16"
     dtype = options.dtype or default
     print(f"loading {options.target or 'the bundled pair'} in {dtype} on {device}", file=sys.stderr)
-    return load_pair(options.target, options.drafter, dtype=dtype_of(dtype), device=device)
+    pair = load_pair(options.target, options.drafter, dtype=dtype_of(dtype), device=device, is_drafted=is_drafted)
+    if pair.drafter is None:
+        pair = pair.recycled()
+        print(NO_DRAFTER, file=sys.stderr)
+    return pair
 
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -190,6 +190,25 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, bench, monkeypatc
     assert f"Of ours that differ, {2 * (code == 0)} of 2 part from it at a tie" in caption(rows)
 
 
+@pytest.mark.parametrize(
+    ("given", "methods"),
+    [
+        ("", ["plain", "prompt_lookup", "recycling"]),
+        ("--drafter recycling", ["plain", "prompt_lookup", "recycling"]),
+        ("--methods prompt_lookup", ["plain", "prompt_lookup"]),
+        ("--methods recycling", ["plain", "recycling"]),
+    ],
+)
+def test_a_target_without_a_drafter_is_measured(given, methods, bench, tiny_pair_folder, tmp_path):
+    target = shutil.copytree(tiny_pair_folder, tmp_path / "lonely")
+    code, rows, shown, err = bench("--target", str(target), *given.split(), "--temperature", "0", "--repeats", "1")
+    assert code == 0
+    assert [row["method"] for row in rows if row["prompt"] == 0] == methods
+    assert all(row["equals_plain"] for row in rows)
+    assert ("token recycling" in shown) == ("recycling" in methods)
+    assert ("no drafter given" in err) == (not given)
+
+
 @pytest.mark.slow
 def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
     names = ["tiny-dflash", "tiny-domino"]

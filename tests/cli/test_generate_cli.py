@@ -80,13 +80,47 @@ def test_rounds_are_marked_where_they_end(pair):
         ([PROMPT, "--max-new-tokens", "ten"], "--max-new-tokens: must be a number of at least 1, got 'ten'"),
         ([PROMPT, "--seed", str(2**70)], f"--seed: must be a number in [0, {2**32 - 1}], got '{2**70}'"),
         ([PROMPT, "--threads", "1000000000"], "--threads: must be a number in [1, 1024], got '1000000000'"),
-        ([PROMPT, "--target", "/tmp"], "--drafter must be given: there is no"),
     ],
 )
 def test_bad_flags_are_named(flags, given, message, capsys):
     with pytest.raises(SystemExit) as exit_:  # as argparse does
         sys.exit(cli.main(["generate", *flags, *given]))
     assert exit_.value.code == cli.USER_ERROR
+    assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def lonely(tiny_pair_folder, tmp_path):
+    """Folder of a target without a drafter beside it."""
+    return shutil.copytree(tiny_pair_folder, tmp_path / "lonely")
+
+
+@pytest.mark.parametrize("given", ["", "--lookup-tokens 8", "--drafter recycling"])
+def test_a_target_without_a_drafter_generates(given, pair, lonely, capsys):
+    call = ["--target", str(lonely), "--threads", "1", "--temperature", "0", *given.split()]
+    assert cli.main(["generate", LINES, "--max-new-tokens", "40", *call]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == plain_text(pair, LINES, max_new_tokens=40, do_sample=False) + "\n"
+    said = "no drafter given, and none beside the target: token recycling drafts" in shown.err
+    assert said == ("--drafter" not in given)
+    assert re.search(r"40 tokens in .*, \d\.\d\d tokens a forward", shown.err)
+
+
+def test_a_target_without_a_drafter_talks_and_compares(lonely, capsys, monkeypatch):
+    flags = ["--target", str(lonely), "--threads", "1", "--max-new-tokens", "8"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def f(x):\n"))
+    assert cli.main(["chat", *flags]) == 0
+    assert "lonely with recycling." in capsys.readouterr().err
+    assert cli.main(["generate", "--compare", *flags, PROMPT]) == 0
+    assert "outputs: identical, token for token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"), [(None, "--drafter must be given: there is no"), ("recycling", "It has no weights")]
+)
+def test_check_needs_a_drafter_with_weights(drafter, message, lonely, capsys):
+    given = ["--drafter", drafter] if drafter else []
+    assert cli.main(["check", "--target", str(lonely), *given]) == cli.USER_ERROR
     assert message in capsys.readouterr().err
 
 

@@ -113,6 +113,5 @@ class BenchOptions:
 
     @property
     def needs_drafter(self) -> bool:
-        """Return whether any of the methods runs the pair's drafter."""
-        names = self.methods or DEFAULT
-        return self.tree_size is not None or any(name == ALL or name.startswith("domino") for name in names)
+        """Return whether a method is named that runs the pair's drafter."""
+        return any(name.startswith("domino") for name in self.methods or ())

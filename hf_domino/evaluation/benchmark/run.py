@@ -13,11 +13,11 @@ from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
-from hf_domino.evaluation.benchmark.options import BenchOptions, keeps_seed
+from hf_domino.evaluation.benchmark.options import ALL, BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
-from hf_domino.pair import PROMPTS, Pair, check_device, find_pair, load_pair, read_prompts
+from hf_domino.pair import NO_DRAFTER, PROMPTS, Pair, check_device, find_pair, load_pair, read_prompts
 
 EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of plain generation
 
@@ -41,6 +41,9 @@ def benchmark(options: BenchOptions) -> list[Row]:
         others=others,
         is_drafted=options.needs_drafter,
     )
+    if pair.drafter is None and (options.methods in (None, (ALL,)) or options.tree_size is not None):
+        pair = pair.recycled()
+        print(NO_DRAFTER, file=sys.stderr)
     methods, skipped = choose_methods(pair, options)
     prompts = read_prompts(prompts_of(pair, options.prompts))[: options.num_prompts]
     size = options.batch_size

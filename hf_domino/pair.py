@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.refusal import refusal
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import check_file, read_records
@@ -39,6 +40,22 @@ def check_device(device: str) -> None:
             f"--device must be one that torch {torch.__version__} can use, got {device!r} ({reason}): leave it out or "
             "use cpu."
         ) from error
+
+
+def choose_dtype(given: str | None, device: str, target: str | Path | None) -> torch.dtype:
+    """Return the dtype to load a target and its drafters in, which is the same for every command.
+
+    It is the given one, or else float32 on a CPU and the dtype of the target's checkpoint on a GPU.
+    """
+    check_device(device)
+    if given is not None:
+        return dtype_of(given)
+    if torch.device(device).type == "cpu":
+        return torch.float32
+    name = find_target(target)
+    config = AutoConfig.from_pretrained(name, **_offline(name))
+    saved = config.get_text_config(decoder=True).dtype or config.dtype or torch.bfloat16
+    return supported_dtype(device, saved)
 
 
 @dataclass(frozen=True)

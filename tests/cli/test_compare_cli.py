@@ -51,7 +51,9 @@ def test_it_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(t
     assert re.search(r" plain: \d+\.\d\d x with the drafter", last.splitlines()[-1])
     monkeypatch.setattr(comparison.Comparison, "equal", property(lambda self: False))
     assert compare(tiny_pair_folder, *FLAGS) == FAILED_CHECK
-    assert "outputs: DIFFERENT" in capsys.readouterr().out
+    assert "outputs: DIFFERENT (" in capsys.readouterr().out
+    assert compare(tiny_pair_folder, *FLAGS, "--dtype", "bf16") == 0
+    assert "outputs: DIFFERENT, which rounding explains" in capsys.readouterr().out
 
 
 def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):

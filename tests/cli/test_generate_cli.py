@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -44,6 +45,7 @@ LINES = "def f(x):\n    return x\n\n\n" * 3
     [
         (LINES, "--temperature 0 --lookup-tokens 8", {"do_sample": False}),
         (PROMPT, "--temperature 0.8 --seed 5", {"do_sample": True, "temperature": 0.8}),
+        (PROMPT, "--top-k 3 --top-p 0.5 --seed 5", {"do_sample": True, "top_k": 3, "top_p": 0.5}),
     ],
 )
 def test_generate_writes_plain_generations_text(prompt, choice, arguments, pair, flags, capsys, monkeypatch):
@@ -72,9 +74,11 @@ def test_rounds_are_marked_where_they_end(pair):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["", "--temperature", "-1"], "PROMPT must be a text, got an empty one"),
-        ([PROMPT, "--temperature", "-1"], "--temperature must be at least 0 and finite, got -1.0"),
-        ([PROMPT, "--temperature", "nan"], "--temperature must be at least 0 and finite, got nan"),
+        ([""], "PROMPT must be a text, got an empty one"),
+        ([PROMPT, "--temperature", "-1"], "--temperature: must be a number of at least 0, got '-1'"),
+        ([PROMPT, "--temperature", "nan"], "--temperature: must be a number of at least 0, got 'nan'"),
+        ([PROMPT, "--top-p", "1.5"], "--top-p: must be a number in [0, 1], got '1.5'"),
+        ([PROMPT, "--top-k", "5", "--temperature", "0"], "--top-k and --top-p must be left out with --temperature 0"),
         ([PROMPT, "--device", "toaster"], "--device must be one that torch"),
         ([PROMPT, "--max-new-tokens", "0"], "--max-new-tokens: must be a number of at least 1, got '0'"),
         ([PROMPT, "--max-new-tokens", "ten"], "--max-new-tokens: must be a number of at least 1, got 'ten'"),
@@ -87,6 +91,42 @@ def test_bad_flags_are_named(flags, given, message, capsys):
         sys.exit(cli.main(["generate", *flags, *given]))
     assert exit_.value.code == cli.USER_ERROR
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "saved", "loaded"),
+    [
+        ("", "cpu", "bfloat16", "float32"),
+        ("--dtype bf16", "cpu", "float16", "bfloat16"),
+        ("", "cuda", "float16", "float16"),
+        ("", "cuda", "float32", "float32"),
+        ("", "cuda", "bfloat16", "bfloat16"),
+        ("", "old cuda", "bfloat16", "float16"),
+        ("--dtype bf16", "old cuda", "bfloat16", "bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate x", "chat", "check", "bench"])
+def test_every_command_loads_in_the_same_dtype(
+    command, given, device, saved, loaded, tiny_pair_folder, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(tiny_pair_folder, tmp_path / "target")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": saved}))
+    found = []
+
+    def load(*args, dtype, **kwargs):
+        found.append(dtype)
+        raise ValueError("loaded nothing")
+
+    monkeypatch.setattr("hf_domino.evaluation.benchmark.run.load_pair", load)
+    monkeypatch.setattr("hf_domino.pair.load_pair", load)
+    monkeypatch.setattr("hf_domino.pair.check_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: device == "cuda")
+    monkeypatch.chdir(tmp_path)
+    flags = ["--target", str(folder), "--device", device.split()[-1], *given.split()]
+    assert cli.main([*command.split(), *flags]) == cli.USER_ERROR
+    assert found == [getattr(torch, loaded)]
 
 
 @pytest.fixture

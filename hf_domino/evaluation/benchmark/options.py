@@ -56,7 +56,7 @@ class BenchOptions:
 
     target: str | None = None
     drafter: tuple[str, ...] = ()  # several drafters of any method are compared
-    dtype: str = "float32"
+    dtype: str | None = None  # by default, `pair.choose_dtype` chooses
     device: str = "cpu"
     assistant: str | None = option(None, "a small model with the target's vocabulary, to compare with", group=MODELS)
     prompts: Path | None = option(  # noqa: RUF009

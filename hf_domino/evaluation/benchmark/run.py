@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import Bench
@@ -17,7 +17,7 @@ from hf_domino.evaluation.benchmark.options import ALL, BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
-from hf_domino.pair import NO_DRAFTER, PROMPTS, Pair, check_device, find_pair, load_pair, read_prompts
+from hf_domino.pair import NO_DRAFTER, PROMPTS, Pair, choose_dtype, find_pair, load_pair, read_prompts
 
 EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of plain generation
 
@@ -27,16 +27,17 @@ def benchmark(options: BenchOptions) -> list[Row]:
 
     Results are written a batch at a time, and results of the same run that are there already are kept.
     """
-    check_device(options.device)
     if options.rows.is_dir():
         raise refusal("--rows", "a file", str(options.rows), "Name one in it, such as results.jsonl.")
     check_writable(options.rows.parent, "the folder of --rows")
+    dtype = choose_dtype(options.dtype, options.device, options.target)
+    options = replace(options, dtype=str(dtype).removeprefix("torch."))
     drafter, *others = options.drafter or (None,)
     pair = load_pair(
         options.target,
         drafter,
         options.assistant,
-        dtype=dtype_of(options.dtype),
+        dtype=dtype,
         device=options.device,
         others=others,
         is_drafted=options.needs_drafter,

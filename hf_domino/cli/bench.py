@@ -9,18 +9,18 @@ from dataclasses import fields
 from hf_domino._common.options import add_flags
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
-from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, ROWS, TEXTS, BenchOptions
+from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, RESULTS, TEXTS, BenchOptions
 
 EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
-  hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
+  hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --results results.jsonl
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-domino --drafter my-dspark --prompts prompts.jsonl
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino bench`: those of the models, and the fields of `BenchOptions`."""
-    groups = {title: parser.add_argument_group(title) for title in (MODELS, TEXTS, MEASURED, ROWS)}
+    groups = {title: parser.add_argument_group(title) for title in (MODELS, TEXTS, MEASURED, RESULTS)}
     add_models(groups[MODELS], measures=True)
     for title, group in groups.items():
         add_flags(group, BenchOptions, title)
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     from hf_domino.evaluation.benchmark.run import benchmark, report_differences
 
     rows = benchmark(asked)
-    print(f"rows: {options.rows}", file=sys.stderr)
+    print(f"results: {options.results}", file=sys.stderr)
     differs = report_differences(rows)
     for mode, name in report.modes_of(rows).items():
         Console().print(Markdown(report.speeds_table(rows, {mode: name})))

@@ -16,7 +16,7 @@ from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, default_device, set_up, th
 from hf_domino.data.settings import WritingSettings
 
 EXAMPLES = """\
-  hf-domino data --target Qwen/Qwen3-0.6B --output data --rows 4096 --eval-rows 64
+  hf-domino data --target Qwen/Qwen3-0.6B --output data --num-examples 4096 --num-eval-examples 64
   hf-domino data --target Qwen/Qwen3-0.6B --output data --prompts chats.jsonl --exclude benchmark.jsonl
   torchrun --nproc-per-node 2 -m hf_domino.cli data --target my-model --output data
   hf-domino data --target Qwen/Qwen3-8B --output data --endpoint http://localhost:8000/v1 --endpoint-model qwen3

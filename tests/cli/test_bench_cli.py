@@ -27,7 +27,7 @@ def bench(tiny_pair_folder, tmp_path, capsys):
     """A function that runs `hf-domino bench`, and returns its exit code, the rows, and what it printed and said."""
 
     def run(*words, rows="rows.jsonl"):
-        call = ["bench", "--target", str(tiny_pair_folder), "--rows", str(tmp_path / rows), *FLAGS, *words]
+        call = ["bench", "--target", str(tiny_pair_folder), "--results", str(tmp_path / rows), *FLAGS, *words]
         code = cli.main(call)
         return code, read_rows(tmp_path / rows) if code != cli.USER_ERROR else [], *capsys.readouterr()
 
@@ -37,7 +37,7 @@ def bench(tiny_pair_folder, tmp_path, capsys):
 @pytest.fixture(scope="module")
 def rows_file(tiny_pair_folder, tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "rows.jsonl"
-    flags = ["--methods", "all", "--assistant", str(tiny_pair_folder), "--tree-size", "9", "--rows", str(path)]
+    flags = ["--methods", "all", "--assistant", str(tiny_pair_folder), "--tree-size", "9", "--results", str(path)]
     flags += ["--max-new-tokens", "4"]
     assert cli.main(["bench", "--target", str(tiny_pair_folder), *FLAGS, *flags]) == 0
     return path
@@ -145,9 +145,9 @@ def test_a_second_look_leaves_the_rows_of_the_first(tiny_pair_folder, tmp_path, 
     monkeypatch.chdir(tmp_path)
     call = ["bench", "--target", str(tiny_pair_folder), *FLAGS, *GREEDY, "--num-prompts", "1", "--seed"]
     assert cli.main([*call, "0"]) == 0
-    assert "rows: results.jsonl\n" in capsys.readouterr().err
+    assert "results: results.jsonl\n" in capsys.readouterr().err
     assert cli.main([*call, "1"]) == cli.USER_ERROR
-    assert "seed must be as in results.jsonl, 0, got 1. Write to another --rows" in capsys.readouterr().err
+    assert "seed must be as in results.jsonl, 0, got 1. Write to another --results" in capsys.readouterr().err
     assert [read_rows(path)[0]["seed"] for path in tmp_path.glob("*")] == [0]
 
 

@@ -41,7 +41,7 @@ MEASURABLE = (BASELINE, LOOKUP, "recycling", "assistant", "mtp", "domino", "domi
 MODELS = "models"
 TEXTS = "texts"
 MEASURED = "what is measured"
-ROWS = "rows"
+RESULTS = "results"
 AT_LEAST_ONE = ("num_prompts", "batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size")
 
 
@@ -80,12 +80,12 @@ class BenchOptions:
     repeats: int = option(3, "timed runs per prompt and method; the median counts", group=MEASURED)
     temperature: float = option(0.7, "temperature of the sampled half; 0 for greedy only", group=MEASURED)
     seed: int = option(0, "seed of the sampled half", group=MEASURED)
-    rows: Path = option(  # noqa: RUF009
+    results: Path = option(  # noqa: RUF009
         Path("results.jsonl"),
-        "where rows are written; of a run that was broken off, those that are missing",
-        group=ROWS,
+        "JSONL file of results; the same command finishes a run that was interrupted",
+        group=RESULTS,
     )
-    overwrite: bool = option(False, "measure anew where --rows exists", group=ROWS)
+    overwrite: bool = option(False, "start over if the file of --results exists", group=RESULTS)
 
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:

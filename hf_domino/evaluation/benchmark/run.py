@@ -27,9 +27,9 @@ def benchmark(options: BenchOptions) -> list[Row]:
 
     Results are written a batch at a time, and results of the same run that are there already are kept.
     """
-    if options.rows.is_dir():
-        raise refusal("--rows", "a file", str(options.rows), "Name one in it, such as results.jsonl.")
-    check_writable(options.rows.parent, "the folder of --rows")
+    if options.results.is_dir():
+        raise refusal("--results", "a file", str(options.results), "Name one in it, such as results.jsonl.")
+    check_writable(options.results.parent, "the folder of --results")
     dtype = choose_dtype(options.dtype, options.device, options.target)
     options = replace(options, dtype=str(dtype).removeprefix("torch."))
     drafter, *others = options.drafter or (None,)
@@ -54,9 +54,9 @@ def benchmark(options: BenchOptions) -> list[Row]:
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
     kept = []
     if not options.overwrite:
-        kept = finished(options.rows, origin, todo, options.temperature)
+        kept = finished(options.results, origin, todo, options.temperature)
     rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
-    write_whole(options.rows, to_lines(rows))
+    write_whole(options.results, to_lines(rows))
     for done in {(row["mode"], row["prompt"]) for row in kept}:
         del todo[done]
     names = ", ".join(map(plain_label, methods))
@@ -66,7 +66,7 @@ def benchmark(options: BenchOptions) -> list[Row]:
     for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
         found = [row | origin for row in bench.measure(mode, index, batch)]
         rows += found
-        with options.rows.open("a", encoding="utf-8") as file:
+        with options.results.open("a", encoding="utf-8") as file:
             file.write(to_lines(found))
     return rows
 

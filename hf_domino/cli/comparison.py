@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.rule import Rule
 
-from hf_domino._common.verdict import WAY_OUT, verdict
+from hf_domino._common.verdict import STOP, WAY_OUT, load_per_core, verdict, why_busy
 from hf_domino.cli.streaming import COLOUR_LEGEND, PLAIN_LEGEND, RoundPrinter, shows_colour
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.timing import generate_timed
@@ -95,9 +95,13 @@ def show(console: Console, pair: Pair, comparison: Comparison) -> None:
     if pair.target.device.type == "cpu":
         computes = f"threads: {torch.get_num_threads()}"
     console.print(f"{rounds} rounds; outputs: {outcome} ({tokens} tokens, {SHORT_NAMES[comparison.dtype]}, {computes})")
+    busy = why_busy(load_per_core())
     if pauses := pair.drafter.stats.pauses:
-        console.print(f"drafting paused for {pair.drafter.stats.num_paused} tokens: {pauses[0].reason}")
+        reason = busy or pauses[0].reason
+        console.print(f"drafting paused for {pair.drafter.stats.num_paused} tokens: {reason}")
     way_out = WAY_OUT
+    if "training" in pair.drafter.config.lacks:
+        way_out = STOP
     if not comparison.is_exact:  # a CPU without units for bfloat16 takes longer in it
-        way_out = f"try --dtype float32, {WAY_OUT}"
-    console.print(verdict(comparison.speed_up, "the drafter", way_out=way_out))
+        way_out = f"try --dtype float32, {way_out}"
+    console.print(verdict(comparison.speed_up, "the drafter", "", way_out, busy, rounds + 1))

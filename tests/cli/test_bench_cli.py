@@ -134,9 +134,7 @@ def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(bench, t
     assert out.split()[0] == "greedy,"
     assert "|" not in out
     assert max(map(len, out.partition("\n\ntiny,")[0].splitlines())) <= 80
-    assert re.match(
-        r"(Faster than|Slower than|About as fast as) plain: \d+\.\d\d x with .* in [0-2] of 2 prompts", last
-    )
+    assert re.fullmatch(r"Inconclusive: \d+ forwards with Domino.* are too few to time; generate more tokens.", last)
     again = bench("--assistant", str(tiny_pair_folder))
     assert again[1:3] == (rows, out)
 

@@ -283,6 +283,16 @@ def test_a_drafter_that_fits_is_not_praised_where_it_slows_its_target(speed_ups,
     assert ("generate without it" in shown[-1]) == ("but" in shown[0])
 
 
+def test_a_busy_machine_is_not_the_drafters_fault():
+    result = verdict.judge([rounds("text", GOOD)], variants(configured=GOOD, context=BAD))
+    shown = str(dataclasses.replace(result, speed_ups=[0.5, 0.6], load=3.0)).splitlines()
+    assert shown[0].startswith("The drafter fits: first")
+    assert shown[-1].startswith(
+        "Slower than plain: 0.55 x with this drafter, slower than plain in 2 of 2 prompts; other "
+    )
+    assert shown[-1].endswith("busy (load 3.0 per core), so measure again when it is idle.")
+
+
 def test_wrong_chat_mode():
     modes = [rounds(prompts.THINKING, BAD), rounds(prompts.NOT_THINKING, GOOD)]
     result = verdict.judge(modes, variants(configured=GOOD, context=BAD))
@@ -316,7 +326,10 @@ def test_fresh_drafter_does_not_fit_even_where_it_is_accepted():
 def test_too_few_rounds_or_texts(lengths, num_texts):
     result = verdict.judge([rounds("text", lengths, num_texts)], variants(configured=GOOD, context=BAD))
     assert (result.verdict, result.fits) == (verdict.TOO_FEW, False)
-    assert "Too few to say" in str(result)
+    said = (
+        f"Inconclusive: {len(lengths) * num_texts} rounds of {num_texts} texts are too few to say whether the drafter"
+    )
+    assert str(result).splitlines()[0] == f"{said} fits; give more or longer prompts."
 
 
 def test_a_variant_that_is_better_by_chance_is_no_cause():
@@ -325,7 +338,7 @@ def test_a_variant_that_is_better_by_chance_is_no_cause():
     better = [Measurement(AS_CONFIGURED, configured), Measurement(f"{measure.LAYERS}[1]", other)]
     result = verdict.judge([rounds("text", GOOD)], better)
     assert (result.verdict, result.causes) == (verdict.TOO_FEW, [])
-    assert "a gain of 0.71 ± 3.05" in str(result)
+    assert "a gain of 0.71 ± 3.05" in result.doubts[0]
     certain = [Measurement(variant.name, variant.texts * 5) for variant in better]
     assert verdict.judge([rounds("text", GOOD)], certain).causes[0].name == verdict.WRONG_LAYERS
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hf_domino._common.verdict import load_per_core
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
@@ -78,6 +79,7 @@ class Bench:
             "temperature": temperature,
             "prompt": index,
             "sources": [source(prompt) for prompt in batch],
+            "load": load_per_core(),
         }
         results = []
         expected = texts[BASELINE][0]

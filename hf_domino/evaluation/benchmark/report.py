@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
+from hf_domino._common.verdict import STOP, WAY_OUT, gains, slower_in, verdict, why_busy
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, METHODS, WITH_LOOKUP, keeps_seed
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import (
@@ -93,17 +93,28 @@ def conclusion(rows: Sequence[Row]) -> str:
     speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
     if not speed_ups:
         return ""
-    drafters = [method for method in others if method not in METHODS or method.startswith("domino")]
-    best = max(drafters or set(others) - {LOOKUP} or others, key=speed_ups.__getitem__)
+    trained = [method for method in others if method.split(", ")[0] not in METHODS or method.startswith("domino")]
+    best = max(trained or set(others) - {LOOKUP} or others, key=speed_ups.__getitem__)
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
     alone = speed_ups.get("domino_adaptive")
     if best == WITH_LOOKUP and alone:
         counted += f", and {alone:.2f} x without copies"
     lookup = speed_ups.get(LOOKUP, 0.0)
-    way_out = WAY_OUT
-    if gains(lookup):
-        way_out = f"use prompt lookup without a drafter, {lookup:.2f} x"
-    return verdict(speed_ups[best], plain_label(best), counted, way_out)
+    note = ""
+    if gains(lookup) and gains(lookup / speed_ups[best]):
+        note = f"use prompt lookup without a drafter, {lookup:.2f} x"
+    note = why_busy(_load(rows)) or note
+    num_forwards = sum(row["num_rounds"] for row in rows_of(rows, best, "greedy"))
+    way_out = WAY_OUT if best in trained else STOP
+    return verdict(speed_ups[best], plain_label(best), counted, way_out, note, num_forwards)
+
+
+def _load(rows: Sequence[Row]) -> float | None:
+    """Return the median load per core of the results, which those of earlier versions do not have."""
+    loads = [row["load"] for row in measured(rows) if row.get("load") is not None]
+    if loads:
+        return statistics.median(loads)
+    return None
 
 
 def number(value: float | None, unit: str = "") -> str:

@@ -15,6 +15,7 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
+from hf_domino._common.verdict import load_per_core
 from hf_domino.evaluation.check.estimate import Estimate
 from hf_domino.evaluation.check.measure import Measurement, measure_variants, time_prompts, write_text
 from hf_domino.evaluation.check.prompts import prepare_prompts
@@ -89,7 +90,7 @@ def check_fit(
         if result.verdict != TOO_FEW:
             break
     speed_ups = [] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens)
-    return replace(result, speed_ups=speed_ups)
+    return replace(result, speed_ups=speed_ups, load=load_per_core())
 
 
 def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:

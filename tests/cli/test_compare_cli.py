@@ -28,6 +28,7 @@ def compare(folder, *flags):
 
 def test_it_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(tiny_pair_folder, capsys, monkeypatch):
     monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("hf_domino._common.verdict.MIN_FORWARDS", 1)
     shown, copied = [], []
 
     def watched(target, inputs, streamer=None, **arguments):
@@ -49,7 +50,10 @@ def test_it_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(t
     last = capsys.readouterr().out
     assert "outputs: identical, token for token" in last
     assert "drafting paused for 14 tokens: a round took the time of 2.50 single tokens, and brought 1.25\n" in last
-    assert re.search(r"\d+ forwards with the drafter are too few to time", last.splitlines()[-1])
+    assert re.search(r" plain: \d+\.\d\d x with the drafter", last.splitlines()[-1])
+    monkeypatch.setattr("hf_domino._common.verdict.MIN_FORWARDS", 99)
+    assert compare(tiny_pair_folder, *FLAGS) == 0
+    assert re.search(r"\d+ forwards with the drafter are too few to time", capsys.readouterr().out)
     monkeypatch.setattr(comparison.Comparison, "equal", property(lambda self: False))
     assert compare(tiny_pair_folder, *FLAGS) == FAILED_CHECK
     assert "outputs: DIFFERENT (" in capsys.readouterr().out

@@ -140,8 +140,8 @@ class CheckResult:
             lines = [f"Inconclusive: {found} are too few to say whether the drafter fits; give more or longer prompts."]
         else:
             fits = "fits"
-            is_timed = self.speed_up is not None and num_rounds >= MIN_FORWARDS and not busy
-            if is_timed and not gains(self.speed_up):
+            is_certain = num_rounds >= MIN_FORWARDS and not busy
+            if is_certain and self.speed_up is not None and not gains(self.speed_up):
                 fits = "fits, but does not make its target faster here"
             lines = [f"The drafter {fits}: first proposals accepted: {self.first_rate}, needed {MIN_FIRST_RATE}"]
         lines += ["", *_table(self.modes, self.variants)]

@@ -7,6 +7,7 @@ import sys
 from dataclasses import fields
 
 from hf_domino._common.options import add_flags
+from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
 from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, RESULTS, TEXTS, BenchOptions
@@ -35,9 +36,12 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from hf_domino.evaluation.benchmark import report
+    from hf_domino.evaluation.benchmark import figures, report
     from hf_domino.evaluation.benchmark.run import benchmark, report_differences
 
+    if asked.figures is not None:
+        figures.check_matplotlib()
+        check_writable(asked.figures, "--figures")
     rows = benchmark(asked)
     print(f"results: {options.results}", file=sys.stderr)
     differs = report_differences(rows)
@@ -45,4 +49,6 @@ def run(options: argparse.Namespace) -> int:
         Console().print(Markdown(report.speeds_table(rows, {mode: name})))
     print(f"\n{report.caption(rows)}\n")
     print(*report.comparisons(rows), report.conclusion(rows), sep="\n")
+    if asked.figures is not None:
+        print("figures:", *figures.write_figures(rows, asked.figures), file=sys.stderr)
     return FAILED_CHECK if differs else 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
+import sys
 
 import pytest
 from chats import chat_tokenizer
@@ -207,6 +208,37 @@ def test_a_target_without_a_drafter_is_measured(given, methods, bench, tiny_pair
     assert ("no drafter given" in err) == (not given)
 
 
+def test_further_columns_and_figures_are_made_if_asked_for(bench, tmp_path, forward_clock):
+    folder = tmp_path / "pictures"
+    flags = [*GREEDY, "--columns", "time_to_first_token", "--figures", str(folder)]
+    code, rows, out, err = bench(*flags)
+    assert code == 0
+    assert [row["time_to_first_token"] for row in rows] == [1] * 4  # of a clock that counts forwards
+    assert "first token" in out
+    assert " 1000.00 " in out
+    assert err.splitlines()[-1] == f"figures: {folder / 'speed.svg'} {folder / 'acceptance.svg'}"
+    assert all("<svg" in path.read_text() for path in folder.iterdir())
+    bench(*GREEDY, rows="without.jsonl")
+    code, *_, err = bench(*flags, rows="without.jsonl")
+    assert (code, "columns must be as in" in err) == (cli.USER_ERROR, True)
+    code, *_, err = bench(*GREEDY, "--columns", "peak_memory")
+    assert (code, "--columns must be without peak_memory on this device, got 'cpu'" in err) == (cli.USER_ERROR, True)
+
+
+def test_figures_without_matplotlib_are_refused_before_any_work(bench, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    code, *_, err = bench("--figures", str(tmp_path / "pictures"))
+    assert (code, "pip install 'hf-domino[figures]'" in err) == (cli.USER_ERROR, True)
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+@pytest.mark.gpu
+def test_peak_memory_on_a_gpu(bench):
+    _, rows, out, _ = bench(*GREEDY, "--device", "cuda", "--columns", "peak_memory")
+    assert all(row["peak_memory"] > 2**20 for row in rows)
+    assert "peak GiB" in " ".join(out.split())
+
+
 @pytest.mark.slow
 def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
     names = ["tiny-dflash", "tiny-domino"]
@@ -235,6 +267,7 @@ def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
         ("--methods assistant", "--methods assistant must be given with --assistant"),
         ("--methods lean", "--methods must be all or some of plain, prompt_lookup, .*, got 'lean'"),
         ("--repeats 0", "--repeats must be at least 1, got 0"),
+        ("--columns speed", "--columns must be some of time_to_first_token, peak_memory, got 'speed'"),
         ("--seed -1", r"--seed must be in \[0, 4294967295\], got -1"),
         ("--temperature -1", "--temperature must be at least 0 and finite, got -1.0"),
         ("--assistant {}", "--assistant's vocabulary must be the target's of 400 tokens, got 64"),

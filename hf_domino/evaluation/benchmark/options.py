@@ -37,6 +37,11 @@ TRANSFORMERS_OWN = (LOOKUP, "assistant", "early_exit", "mtp", "native_dflash")
 # The other methods occur in results that were published before.
 MEASURABLE = (BASELINE, LOOKUP, "recycling", "assistant", "mtp", "domino", "domino_adaptive", WITH_LOOKUP)
 
+# Field of a result -> head of its column. Both take further runs, so they are measured only if asked for.
+FIRST_TOKEN = "time_to_first_token"
+PEAK_MEMORY = "peak_memory"
+COLUMNS = {FIRST_TOKEN: "ms to first token", PEAK_MEMORY: "peak GiB"}
+
 # Groups of flags.
 MODELS = "models"
 TEXTS = "texts"
@@ -48,6 +53,10 @@ AT_LEAST_ONE = ("num_prompts", "batch_size", "max_new_tokens", "repeats", "looku
 def keeps_seed(method: str) -> bool:
     """Return whether a method promises to sample the same text as plain generation from the same seed."""
     return method not in TRANSFORMERS_OWN
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,13 @@ class BenchOptions:
         f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; mtp needs a target with such layers; "
         "domino drafts whole blocks, domino_adaptive as far as it pays, which is a drafter's default; domino_lookup "
         f"may also copy from the text (default: {', '.join(DEFAULT)}, and what other flags name)",
-        type=lambda names: tuple(name.strip() for name in names.split(",")),
+        type=_names,
+        group=MEASURED,
+    )
+    columns: tuple[str, ...] = option(
+        (),
+        f"further columns, some of {', '.join(COLUMNS)}; peak_memory needs a GPU, and counts all loaded models",
+        type=_names,
         group=MEASURED,
     )
     tree_size: int | None = option(
@@ -86,6 +101,9 @@ class BenchOptions:
         group=RESULTS,
     )
     overwrite: bool = option(False, "start over if the file of --results exists", group=RESULTS)
+    figures: Path | None = option(  # noqa: RUF009
+        None, "folder for pictures of speed and acceptance (needs matplotlib)", group=RESULTS
+    )
 
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:
@@ -96,6 +114,11 @@ class BenchOptions:
             raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
         if not 0 <= self.seed <= MOST_SEED:
             raise refusal("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
+        for name in self.columns:
+            if name not in COLUMNS:
+                raise refusal("--columns", f"some of {', '.join(COLUMNS)}", name, "Separate them by commas.")
+            if name == PEAK_MEMORY and not self.device.startswith("cuda"):
+                raise refusal("--columns", "without peak_memory on this device", self.device, "Use --device cuda.")
         named = () if self.methods in (None, (ALL,)) else self.methods
         for name in named or ():
             if name not in MEASURABLE:

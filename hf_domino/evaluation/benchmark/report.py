@@ -8,7 +8,16 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from hf_domino._common.verdict import STOP, WAY_OUT, gains, slower_in, verdict, why_busy
-from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, METHODS, WITH_LOOKUP, keeps_seed
+from hf_domino.evaluation.benchmark.options import (
+    BASELINE,
+    COLUMNS,
+    FIRST_TOKEN,
+    LOOKUP,
+    METHODS,
+    PEAK_MEMORY,
+    WITH_LOOKUP,
+    keeps_seed,
+)
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import (
     Summary,
@@ -19,6 +28,8 @@ from hf_domino.evaluation.benchmark.summary import (
     speed_ups_of,
     summarize,
 )
+
+SCALES = {FIRST_TOKEN: 1e3, PEAK_MEMORY: 2**-30}  # from seconds and bytes to the units of the columns
 
 
 def label(method: str) -> str:
@@ -51,13 +62,16 @@ def results_table(rows: Sequence[Row]) -> str:
 
 def speeds_table(rows: Sequence[Row], modes: Mapping[str, str]) -> str:
     """Render tokens a second, speed-ups and acceptance length of every method in these modes as Markdown."""
-    heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", "speed-up", "acceptance length")]
+    asked = [column for column in COLUMNS if any(column in row for row in rows)]
+    columns = ["tokens/s", "speed-up", "acceptance length", *(COLUMNS[column] for column in asked)]
+    heads = [f"{name}, {what}" for name in modes.values() for what in columns]
     body = []
     for method in methods_of(rows):
         cells = [label(method)]
         for one in (summarize(rows, method, mode) for mode in modes):
             speed = f"{one.tokens_per_second:.0f} ({one.quartiles[0]:.0f}-{one.quartiles[1]:.0f})"
             cells += [speed, number(one.speed_up, " x"), acceptance_of(one)]
+            cells += [number(getattr(one, column), scale=SCALES[column]) for column in asked]
         body.append(cells)
     return markdown_table(heads, body)
 
@@ -117,9 +131,9 @@ def _load(rows: Sequence[Row]) -> float | None:
     return None
 
 
-def number(value: float | None, unit: str = "") -> str:
+def number(value: float | None, unit: str = "", scale: float = 1.0) -> str:
     """Return a figure in a table, which is empty for None."""
-    return "" if value is None else f"{value:.2f}{unit}"
+    return "" if value is None else f"{value * scale:.2f}{unit}"
 
 
 def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:

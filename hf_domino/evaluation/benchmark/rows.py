@@ -38,6 +38,7 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
         drafter_commit = None
     return {
         "methods": list(methods),
+        **({"columns": list(options.columns)} if options.columns else {}),
         **{name: getattr(options, name) for name in OF_OPTIONS},
         "assistant": assistant,
         "device": torch.device(options.device).type,

@@ -18,7 +18,7 @@ from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.evaluation import check
-from hf_domino.evaluation.check import check_fit, measure, prompts, verdict
+from hf_domino.evaluation.check import check_fit, measure, positions, prompts, verdict
 from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.evaluation.check.measure import AS_CONFIGURED, Measurement
 from hf_domino.pair import domino_folder, read_prompts
@@ -55,6 +55,13 @@ def test_bundled_drafter_fits(pair, held_out, forward_clock):
     assert all(variant.name in shown for variant in result.variants)
     assert len(result.speed_ups) == 4  # prompts, of those that were asked
     assert result.speed_up > 1.5
+    assert len(result.positions) == pair.drafter.config.num_draft_tokens
+    first, *_, last = result.positions
+    assert first.position == 1
+    assert first.top_1 > last.top_1
+    assert 0 < first.kl < last.kl
+    assert 0 < first.total_variation < last.total_variation < 1
+    assert f"{1:>8}{first.top_1:>18.2f}{first.kl:>23.2f}" in shown
     assert f"Faster than plain: {result.speed_up:.2f} x with this drafter, slower than plain in 0 of 4 prompts" in shown
 
 
@@ -136,7 +143,7 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     target.generation_config.repetition_penalty = 1.2
     prompt = prompts.prepare_prompts(target, pair.tokenizer, held_out[:1])[0]
     text = measure.write_text(pair.drafter, target, prompt, max_new_tokens=32)
-    variants = measure.measure_variants(pair.drafter, target, text)
+    variants, _ = measure.measure_variants(pair.drafter, target, text)
     everywhere = variants[AS_CONFIGURED]
     assert sum(variants[measure.WITHOUT_CONTEXT]) < 0.8 * sum(everywhere)
     most = pair.drafter.config.block_size  # variants leave out the last proposal, which only some of them have
@@ -149,7 +156,24 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     assert walked == rounds
     assert len(walked) > 5
     monkeypatch.setattr(acceptance, "ANCHORS_PER_FORWARD", 1)
-    assert measure.measure_variants(pair.drafter, target, text)[AS_CONFIGURED] == everywhere
+    assert measure.measure_variants(pair.drafter, target, text)[0][AS_CONFIGURED] == everywhere
+
+
+def test_distances_by_position_are_those_of_the_distributions(pair, held_out):
+    """Of a draft vocabulary, against sums over all tokens; and none between equal distributions."""
+    drafter = pair.drafter.restricted(range(0, pair.target.config.vocab_size, 2))
+    own = 3 * torch.randn(5, pair.target.config.vocab_size)
+    drafted = own[:, ::2] + torch.randn(5, own.shape[1] // 2)
+    found = positions.distances(own, drafted, drafter.vocabulary)
+    q = torch.zeros_like(own)
+    q[:, ::2] = drafted.softmax(dim=-1)
+    variation = (own.softmax(dim=-1) - q).abs().sum(dim=-1) / 2
+    assert torch.allclose(found[:, 2], variation, atol=1e-5)
+    within = own[:, ::2].softmax(dim=-1)
+    kl = torch.nn.functional.kl_div(q[:, ::2].log(), within, reduction="none").sum(dim=-1)
+    assert torch.allclose(found[:, 1], kl, atol=1e-4)
+    same = positions.distances(own, own, pair.drafter.vocabulary)
+    assert torch.allclose(same, torch.tensor([1.0, 0.0, 0.0]), atol=1e-5)
 
 
 def test_nothing_is_changed_and_no_patch_is_needed(pair, held_out):

@@ -21,6 +21,7 @@ from hf_domino.evaluation.check.measure import (
     WITHOUT_HEAD,
     Measurement,
 )
+from hf_domino.evaluation.check.positions import PositionFit
 
 # A drafter that fits gets more than half of its first proposals accepted, also a small one that was trained briefly on
 # text unlike the prompt; one that reads the wrong features gets about as many as a bigram would, below a fifth.
@@ -72,6 +73,7 @@ class CheckResult:
         causes (`list[Cause]`): Likely causes, the likeliest first; empty where the drafter fits.
         doubts (`list[str]`): What would be against the drafter, but may be chance.
         speed_ups (`list[float]`): Over plain generation, of each prompt that was timed; none where it does not fit.
+        positions (`list[PositionFit]`): How near the drafter is to its target at each position of a block.
         load (`float`, *optional*): How many threads per core wanted to run while it was measured.
     """
 
@@ -80,6 +82,7 @@ class CheckResult:
     causes: list[Cause]
     doubts: list[str]
     speed_ups: list[float] = field(default_factory=list)
+    positions: list[PositionFit] = field(default_factory=list)
     load: float | None = None
 
     @property
@@ -125,6 +128,7 @@ class CheckResult:
             "speed_up": self.speed_up,
             "speed_ups": self.speed_ups,
             "load": self.load,
+            "positions": [position._asdict() for position in self.positions],
             "modes": [mode.to_dict() for mode in self.modes],
             "variants": [variant.to_dict() for variant in self.variants],
         }
@@ -145,6 +149,9 @@ class CheckResult:
                 fits = "fits, but does not make its target faster here"
             lines = [f"The drafter {fits}: first proposals accepted: {self.first_rate}, needed {MIN_FIRST_RATE}"]
         lines += ["", *_table(self.modes, self.variants)]
+        if self.positions:
+            lines += ["", "position  same top-1 token  KL(target || drafter)  total variation"]
+            lines += [f"{at:>8}{top_1:>18.2f}{kl:>23.2f}{apart:>17.2f}" for at, top_1, kl, apart in self.positions]
         if self.speed_up is not None:
             counted = slower_in(self.speed_ups)
             said = speed_verdict(self.speed_up, "this drafter", counted, note=busy, num_forwards=num_rounds)

@@ -206,6 +206,16 @@ def test_a_target_without_a_drafter_is_measured(given, methods, bench, tiny_pair
     assert all(row["equals_plain"] for row in rows)
     assert ("token recycling" in shown) == ("recycling" in methods)
     assert ("no drafter given" in err) == (not given)
+    assert "2 held-out prompts x" in " ".join(shown.split())
+
+
+def test_bundled_prompts_are_not_called_the_targets_own(bench, tiny_pair_folder, tmp_path):
+    target = shutil.copytree(tiny_pair_folder, tmp_path / "lonely")
+    (target / "prompts.jsonl").unlink()
+    _, rows, shown, err = bench("--target", str(target), "--temperature", "0", "--methods", "recycling")
+    assert {row["prompts"] for row in rows} == {"bundled"}
+    assert "2 bundled prompts x" in " ".join(shown.split())
+    assert re.search(r"prompts: .*, Python code, as the target's folder has none; give --prompts", err)
 
 
 def test_further_columns_and_figures_are_made_if_asked_for(bench, tmp_path, forward_clock):

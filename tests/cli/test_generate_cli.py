@@ -219,6 +219,27 @@ def test_a_second_turn_goes_on_from_the_cache_where_it_can(pair, template, goes_
     assert prefills[1] == len(pair.tokenizer(whole)["input_ids"]) - num_read
 
 
+def test_an_answers_special_tokens_stay_in_the_conversation(pair, monkeypatch):
+    """As those around reasoning, which are not shown; the end of the answer is the template's to write."""
+    special = next(token for token in pair.tokenizer.all_special_ids if token != pair.tokenizer.eos_token_id)
+    letters = pair.tokenizer("ab")["input_ids"]
+    answer = [special, *letters, pair.tokenizer.eos_token_id]
+    conversation = Conversation(pair)
+    printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
+
+    def generate(input_ids, streamer, **arguments):
+        streamer.put(input_ids)
+        for token in answer:
+            streamer.put(torch.tensor([token]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair.target, "generate", generate)
+    with pytest.raises(KeyboardInterrupt):
+        conversation.answer("x", printer, {})
+    assert conversation.messages[-1]["content"] == pair.tokenizer.convert_ids_to_tokens(special) + "ab"
+    assert printer.text == "ab"
+
+
 def test_what_was_written_before_an_interrupt_is_kept(pair, monkeypatch):
     printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
     put = printer.put

@@ -42,6 +42,8 @@ FIRST_TOKEN = "time_to_first_token"
 PEAK_MEMORY = "peak_memory"
 COLUMNS = {FIRST_TOKEN: "ms to first token", PEAK_MEMORY: "peak GiB"}
 
+BUNDLED_PROMPTS = "bundled"  # in results: prompts of the bundled pair, where the target has none
+
 # Groups of flags.
 MODELS = "models"
 TEXTS = "texts"

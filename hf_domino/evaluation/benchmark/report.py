@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from hf_domino._common.verdict import STOP, WAY_OUT, gains, slower_in, verdict, why_busy
 from hf_domino.evaluation.benchmark.options import (
     BASELINE,
+    BUNDLED_PROMPTS,
     COLUMNS,
     FIRST_TOKEN,
     LOOKUP,
@@ -147,10 +148,11 @@ def caption(rows: Sequence[Row]) -> str:
     first = measured(rows)[0]
     plain = rows_of(rows, BASELINE, "greedy")
     sources = [source for row in plain for source in row["sources"]]
-    if all(module for module, *_ in sources):
+    noun = "prompt"
+    if first.get("prompts") == BUNDLED_PROMPTS:
+        noun = "bundled prompt"
+    elif all(module for module, *_ in sources):
         noun = "held-out prompt"
-    else:
-        noun = "prompt"
     prompts = _count(len(sources), noun)
     written = sum(row["new_tokens"] for row in plain) / max(len(sources), 1)
     tokens = f"{first['max_new_tokens']} new tokens"

@@ -13,7 +13,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
-from hf_domino.evaluation.benchmark.options import ALL, BenchOptions, keeps_seed
+from hf_domino.evaluation.benchmark.options import ALL, BUNDLED_PROMPTS, BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
@@ -46,11 +46,14 @@ def benchmark(options: BenchOptions) -> list[Row]:
         pair = pair.recycled()
         print(NO_DRAFTER, file=sys.stderr)
     methods, skipped = choose_methods(pair, options)
-    prompts = read_prompts(prompts_of(pair, options.prompts))[: options.num_prompts]
+    path, whose = prompts_of(pair, options.prompts)
+    if whose == BUNDLED_PROMPTS:
+        print(f"prompts: {path}, Python code, as the target's folder has none; give --prompts", file=sys.stderr)
+    prompts = read_prompts(path)[: options.num_prompts]
     size = options.batch_size
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     bench = Bench(pair, methods, options)
-    origin = origin_of(options, pair, methods)
+    origin = origin_of(options, pair, methods) | {"prompts": whose}
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
     kept = []
     if not options.overwrite:
@@ -71,13 +74,15 @@ def benchmark(options: BenchOptions) -> list[Row]:
     return rows
 
 
-def prompts_of(pair: Pair, given: Path | None) -> Path:
-    """Return the file of prompts: the one that was given, or else the target's, or else the bundled pair's."""
+def prompts_of(pair: Pair, given: Path | None) -> tuple[Path, str]:
+    """Return the file of prompts and whose they are: given ones, or else the target's, or else the bundled pair's."""
     own = pair.folder / PROMPTS
-    if given or own.is_file():
-        return given or own
+    if given:
+        return given, "given"
+    if own.is_file():
+        return own, "of the target"
     try:
-        return find_pair() / PROMPTS
+        return find_pair() / PROMPTS, BUNDLED_PROMPTS
     except FileNotFoundError as error:
         raise ValueError(f"--prompts must be given: there is no {own}, and no bundled pair.") from error
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+LEAST_LOG = -20.0  # of a token that the drafter rules out, whose divergence would be infinite
 ROWS_AT_A_TIME = 64  # of a large vocabulary, so that few probabilities are in memory at once
 
 
@@ -22,7 +23,7 @@ class PositionFit(NamedTuple):
         position (`int`): The position, 1 for the first proposal.
         top_1 (`float`): Share of rounds in which the likeliest token is the same.
         kl (`float`): Mean KL divergence of the drafter from the target, KL(target || drafter), in nats, over the tokens
-            that the drafter can propose.
+            of its vocabulary; a token that it rules out counts as one with a probability of 2e-9.
         total_variation (`float`): Mean total variation distance, which is the share of sampled proposals that an ideal
             verification would reject.
     """
@@ -39,7 +40,7 @@ def distances(target_logits: torch.Tensor, draft_logits: torch.Tensor, vocabular
     pieces = zip(target_logits.split(ROWS_AT_A_TIME), draft_logits.split(ROWS_AT_A_TIME), strict=True)
     for own, drafted in pieces:
         own = own.to(drafted.device).float()
-        log_q = drafted.float().log_softmax(dim=-1)
+        log_q = drafted.float().log_softmax(dim=-1).clamp_min(LEAST_LOG)
         log_p = vocabulary.gather(own).log_softmax(dim=-1)
         p = vocabulary.gather(own.softmax(dim=-1))
         missing = 1 - p.sum(dim=-1)  # the target's tokens that are not in the draft vocabulary

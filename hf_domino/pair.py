@@ -7,24 +7,27 @@ the target, its drafter is in the checkout.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
+from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.refusal import refusal
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import check_file, read_records
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
-from hf_domino.methods import DominoDraftModel
+from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.loading import AutoTarget
 
 BUNDLED = "pycoder-13m"
 CARDS = "model_cards"  # folder of a checkout
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
+RECYCLING = "recycling"  # the drafter that needs no training, by its name
+NO_DRAFTER = "no drafter given, and none beside the target: token recycling drafts, which needs no training"
 
 
 def check_device(device: str) -> None:
@@ -37,6 +40,22 @@ def check_device(device: str) -> None:
             f"--device must be one that torch {torch.__version__} can use, got {device!r} ({reason}): leave it out or "
             "use cpu."
         ) from error
+
+
+def choose_dtype(given: str | None, device: str, target: str | Path | None) -> torch.dtype:
+    """Return the dtype to load a target and its drafters in, which is the same for every command.
+
+    It is the given one, or else float32 on a CPU and the dtype of the target's checkpoint on a GPU.
+    """
+    check_device(device)
+    if given is not None:
+        return dtype_of(given)
+    if torch.device(device).type == "cpu":
+        return torch.float32
+    name = find_target(target)
+    config = AutoConfig.from_pretrained(name, **_offline(name))
+    saved = config.get_text_config(decoder=True).dtype or config.dtype or torch.bfloat16
+    return supported_dtype(device, saved)
 
 
 @dataclass(frozen=True)
@@ -54,6 +73,15 @@ class Pair:
     def drafter(self) -> Any:
         """The first drafter, or None if none was needed and none was there."""
         return next(iter(self.drafters.values()), None)
+
+    @property
+    def drafter_name(self) -> str:
+        """The name of the first drafter, as tables show it."""
+        return next(iter(self.drafters))
+
+    def recycled(self) -> Pair:
+        """Return the pair with token recycling as its drafter, which works for every target."""
+        return replace(self, drafters={RECYCLING: recycling(self.target)})
 
 
 def find_pair(path: str | Path | None = None) -> Path:
@@ -123,14 +151,17 @@ def load_pair(
     others: Sequence[str | Path] = (),
     is_drafted: bool = True,
 ) -> Pair:
-    """Load a target and its drafters; folders are read without any network access."""
+    """Load a target and its drafters; folders are read without any network access.
+
+    A drafter is a folder, a name on the Hub, or `"recycling"`. By default it is the one beside the target.
+    """
     folder = Path(find_target(target))
     drafter = drafter or _drafter_of(folder)
     if drafter is None and is_drafted:
         raise ValueError(f"--drafter must be given: there is no {domino_folder(folder)} beside the target {folder}.")
     drafters: list[str] = []
     if drafter:
-        drafters = [*map(find_drafter, (drafter, *others))]
+        drafters = [one if is_recycling(one) else find_drafter(one) for one in map(str, (drafter, *others))]
     names = [Path(drafter).resolve().name for drafter in drafters]
     for name in names:
         if names.count(name) > 1:
@@ -146,17 +177,27 @@ def load_pair(
         return model.to(torch.device(device)).eval()
 
     model = load(AutoTarget, folder)
-    loaded = [load(DominoDraftModel, one) for one in drafters]
-    for one in loaded:
+    loaded = {}
+    for name, found in zip(names, drafters, strict=True):
+        if is_recycling(found):
+            loaded[RECYCLING] = recycling(model)
+            continue
+        one = load(DominoDraftModel, found)
         check_target(one.config, model)
+        loaded[f"{name} ({one.config.title})"] = one
     return Pair(
         name=folder.resolve().name,
         folder=folder,
         target=model,
         tokenizer=tokenizer,
-        drafters={f"{name} ({one.config.title})": one for name, one in zip(names, loaded, strict=True)},
+        drafters=loaded,
         assistant=assistant and load(AutoModelForCausalLM, assistant),
     )
+
+
+def is_recycling(drafter: str | Path | None) -> bool:
+    """Return whether a drafter's name means token recycling, and not a folder of that name."""
+    return str(drafter) == RECYCLING and not Path(RECYCLING).is_dir()
 
 
 def _offline(name: str | Path) -> dict[str, Any]:

@@ -29,6 +29,17 @@ def dtype_of(written: torch.dtype | str, field: str = "dtype", remedy: str = "Ch
     return getattr(torch, name)
 
 
+def supported_dtype(device: str, saved: torch.dtype) -> torch.dtype:
+    """Choose the dtype for a checkpoint on a GPU: its own, or fp16 if that is bf16 and the card has none, as a T4."""
+    import torch
+
+    if device.startswith("cuda") and saved == torch.bfloat16:
+        with torch.cuda.device(device):
+            if not torch.cuda.is_bf16_supported(including_emulation=False):
+                return torch.float16
+    return saved
+
+
 def fast_dtype(device: str) -> torch.dtype:
     """Choose the dtype to compute in: bf16 on a GPU and on CPUs with instructions for it, else fp32."""
     import torch  # late, because commands read names without it

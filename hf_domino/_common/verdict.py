@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
+
 LEAST_GAIN = 0.05  # share of plain generation's speed; smaller gains are within the error of a clock over a few prompts
-WAY_OUT = "generate without it here, or train it on until its rounds bring more tokens"
+MIN_FORWARDS = 16  # fewer forwards take so little time that a delay of one of them decides
+BUSY_LOAD = 1.25  # threads that want to run, per core; one command alone has at most one per core
+STOP = "generate without it here"
+WAY_OUT = f"{STOP}, or train it on until its rounds bring more tokens"
 
 
 def gains(speed_up: float) -> bool:
@@ -11,8 +16,32 @@ def gains(speed_up: float) -> bool:
     return speed_up > 1 + LEAST_GAIN
 
 
-def verdict(speed_up: float, who: str, counted: str = "", way_out: str = WAY_OUT) -> str:
+def load_per_core() -> float | None:
+    """Return how many threads per core wanted to run in the last minute; None if the system does not tell."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return None
+
+
+def why_busy(load: float | None) -> str:
+    """Say that other programs disturbed a measurement, if the load per core tells so; empty if not."""
+    if load is None or load < BUSY_LOAD:
+        return ""
+    return f"other programs kept the machine busy (load {load:.1f} per core), so measure again when it is idle"
+
+
+def verdict(
+    speed_up: float,
+    who: str,
+    counted: str = "",
+    way_out: str = WAY_OUT,
+    note: str = "",
+    num_forwards: int = MIN_FORWARDS,
+) -> str:
     """Say in one sentence whether `who` is faster than plain generation, and if it is not, name the way out.
+
+    A `note` is always said, and takes the place of the way out. Too few forwards give no verdict.
 
     Example:
     ```python
@@ -21,9 +50,13 @@ def verdict(speed_up: float, who: str, counted: str = "", way_out: str = WAY_OUT
     'Faster than plain: 1.80 x with my-drafter, slower than plain in 0 of 2 prompts.'
     >>> verdict(0.8, "my-drafter", way_out="generate without it")
     'Slower than plain: 0.80 x with my-drafter; generate without it.'
+    >>> verdict(0.8, "my-drafter", num_forwards=9)
+    'Inconclusive: 9 forwards with my-drafter are too few to time; generate more tokens.'
 
     ```
     """
+    if num_forwards < MIN_FORWARDS:
+        return f"Inconclusive: {num_forwards} forwards with {who} are too few to time; generate more tokens."
     how = "About as fast as plain"
     if gains(speed_up):
         how = "Faster than plain"
@@ -32,8 +65,10 @@ def verdict(speed_up: float, who: str, counted: str = "", way_out: str = WAY_OUT
     sentence = f"{how}: {speed_up:.2f} x with {who}"
     if counted:
         sentence += f", {counted}"
-    if not gains(speed_up):
-        sentence += f"; {way_out}"
+    if not note and not gains(speed_up):
+        note = way_out
+    if note:
+        sentence += f"; {note}"
     return f"{sentence}."
 
 

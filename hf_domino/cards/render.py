@@ -95,7 +95,7 @@ def _engines(config: DominoConfig) -> list[str]:
     if "export" in config.lacks:
         return []
     try:
-        found = refusals(stored_config(config))
+        found = refusals(stored_config(config), config)
     except ValueError as error:  # no format of an engine can hold it
         return [str(error)]
     lines = []

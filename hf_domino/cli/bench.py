@@ -7,20 +7,21 @@ import sys
 from dataclasses import fields
 
 from hf_domino._common.options import add_flags
+from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
-from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, ROWS, TEXTS, BenchOptions
+from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, RESULTS, TEXTS, BenchOptions
 
 EXAMPLES = """\
   hf-domino bench --num-prompts 5 --repeats 1
-  hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --rows rows.jsonl
+  hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-drafter --prompts prompts.jsonl --results results.jsonl
   hf-domino bench --target Qwen/Qwen3-0.6B --drafter my-domino --drafter my-dspark --prompts prompts.jsonl
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino bench`: those of the models, and the fields of `BenchOptions`."""
-    groups = {title: parser.add_argument_group(title) for title in (MODELS, TEXTS, MEASURED, ROWS)}
+    groups = {title: parser.add_argument_group(title) for title in (MODELS, TEXTS, MEASURED, RESULTS)}
     add_models(groups[MODELS], measures=True)
     for title, group in groups.items():
         add_flags(group, BenchOptions, title)
@@ -35,14 +36,19 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.markdown import Markdown
 
-    from hf_domino.evaluation.benchmark import report
+    from hf_domino.evaluation.benchmark import figures, report
     from hf_domino.evaluation.benchmark.run import benchmark, report_differences
 
+    if asked.figures is not None:
+        figures.check_matplotlib()
+        check_writable(asked.figures, "--figures")
     rows = benchmark(asked)
-    print(f"rows: {options.rows}", file=sys.stderr)
+    print(f"results: {options.results}", file=sys.stderr)
     differs = report_differences(rows)
     for mode, name in report.modes_of(rows).items():
         Console().print(Markdown(report.speeds_table(rows, {mode: name})))
     print(f"\n{report.caption(rows)}\n")
     print(*report.comparisons(rows), report.conclusion(rows), sep="\n")
+    if asked.figures is not None:
+        print("figures:", *figures.write_figures(rows, asked.figures), file=sys.stderr)
     return FAILED_CHECK if differs else 0

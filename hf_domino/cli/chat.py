@@ -42,7 +42,7 @@ def run(options: argparse.Namespace) -> None:
     how = ""
     if not pair.tokenizer.chat_template:
         how = f" {pair.name} has no chat template: it goes on with what you write."
-    print(f"{pair.name} with {pair.drafter.config.name_or_path}.{how}\n{COMMANDS}\n", file=sys.stderr)
+    print(f"{pair.name} with {pair.drafter_name}.{how}\n{COMMANDS}\n", file=sys.stderr)
     while (said := _read()) is not None:
         if said == "/new":
             conversation = Conversation(pair, options.system)
@@ -101,7 +101,14 @@ class Conversation:
             self._read = output.sequences
             self._cache = getattr(output, CACHE)
         finally:
-            self.messages.append({"role": "assistant", "content": printer.text})
+            self.messages.append({"role": "assistant", "content": self._answer_of(printer.tokens)})
+
+    def _answer_of(self, tokens: list[int]) -> str:
+        """Return the text of an answer, with special tokens such as those of reasoning, but without its end."""
+        ends = self.pair.target.generation_config.eos_token_id
+        if tokens and tokens[-1] in (ends if isinstance(ends, list) else [ends]):
+            tokens = tokens[:-1]
+        return self.pair.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 def _read() -> str | None:

@@ -22,7 +22,7 @@ EXIT_CODES = {"fits": 0, "does not fit": FAILED_CHECK, "too few to say": UNDECID
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino check`."""
-    add_models(parser.add_argument_group("models"))
+    add_models(parser.add_argument_group("models"), is_drafted=True)
     parser.add_argument(
         "--prompts",
         type=Path,
@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
     prompts = None
     if options.prompts is not None:
         prompts = read_prompts(options.prompts)
-    pair = load_models(options)
+    pair = load_models(options, is_drafted=True)
     own = pair.folder / PROMPTS
     if prompts is None and own.is_file():
         prompts = read_prompts(own)

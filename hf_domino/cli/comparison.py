@@ -8,7 +8,7 @@ import torch
 from rich.console import Console
 from rich.rule import Rule
 
-from hf_domino._common.verdict import WAY_OUT, verdict
+from hf_domino._common.verdict import STOP, WAY_OUT, load_per_core, verdict, why_busy
 from hf_domino.cli.streaming import COLOUR_LEGEND, PLAIN_LEGEND, RoundPrinter, shows_colour
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.timing import generate_timed
@@ -19,18 +19,24 @@ SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 
 class Comparison(NamedTuple):
-    """Two outputs for the same prompt: new token ids, seconds, and tokens of each round."""
+    """Two outputs for the same prompt: new token ids, seconds, tokens of each round, and the target's dtype."""
 
     plain: torch.Tensor
     assisted: torch.Tensor
     plain_seconds: float
     assisted_seconds: float
     acceptance_lengths: list[int]
+    dtype: torch.dtype
 
     @property
     def speed_up(self) -> float:
         """Return the tokens a second, divided by those of plain generation."""
         return len(self.assisted) / self.assisted_seconds / (len(self.plain) / self.plain_seconds)
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether the outputs must be equal, because the target computes in fp32."""
+        return self.dtype == torch.float32
 
     @property
     def equal(self) -> bool:
@@ -62,7 +68,8 @@ def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, co
             output, elapsed = generate_timed(pair.target, inputs, streamer=streamer, **arm)
             outputs.append(output[0])
             seconds.append(elapsed)
-    return Comparison(outputs[-2], outputs[-1], seconds[-2], seconds[-1], pair.drafter.stats.rows[0])
+    lengths = pair.drafter.stats.rows[0]
+    return Comparison(outputs[-2], outputs[-1], seconds[-2], seconds[-1], lengths, pair.target.dtype)
 
 
 def _print_under(console: Console, title: str, *text: str) -> None:
@@ -78,16 +85,23 @@ def show(console: Console, pair: Pair, comparison: Comparison) -> None:
         f"plain: {plain:.0f} tokens/s, {len(comparison.plain)} forwards of the target; with the drafter: "
         f"{plain * comparison.speed_up:.0f} tokens/s, {rounds + 1} forwards, the prompt's included"
     )
-    outcome = "identical, token for token" if comparison.equal else "DIFFERENT"
+    outcome = "DIFFERENT"
+    if comparison.equal:
+        outcome = "identical, token for token"
+    elif not comparison.is_exact:
+        outcome += ", which rounding explains where two tokens score nearly alike; --dtype float32 leaves no doubt"
     tokens = len(comparison.assisted)
-    dtype = pair.target.dtype
     computes = str(pair.target.device)
     if pair.target.device.type == "cpu":
         computes = f"threads: {torch.get_num_threads()}"
-    console.print(f"{rounds} rounds; outputs: {outcome} ({tokens} tokens, {SHORT_NAMES[dtype]}, {computes})")
+    console.print(f"{rounds} rounds; outputs: {outcome} ({tokens} tokens, {SHORT_NAMES[comparison.dtype]}, {computes})")
+    busy = why_busy(load_per_core())
     if pauses := pair.drafter.stats.pauses:
-        console.print(f"drafting paused for {pair.drafter.stats.num_paused} tokens: {pauses[0].reason}")
+        reason = busy or pauses[0].reason
+        console.print(f"drafting paused for {pair.drafter.stats.num_paused} tokens: {reason}")
     way_out = WAY_OUT
-    if dtype != torch.float32:  # a CPU without units for bfloat16 takes longer in it
-        way_out = f"try --dtype float32, {WAY_OUT}"
-    console.print(verdict(comparison.speed_up, "the drafter", way_out=way_out))
+    if "training" in pair.drafter.config.lacks:
+        way_out = STOP
+    if not comparison.is_exact:  # a CPU without units for bfloat16 takes longer in it
+        way_out = f"try --dtype float32, {way_out}"
+    console.print(verdict(comparison.speed_up, "the drafter", "", way_out, busy, rounds + 1))

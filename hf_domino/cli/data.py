@@ -9,15 +9,14 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from hf_domino._common.dtypes import dtype_of, fast_dtype
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.options import add_flags
 from hf_domino._common.whole_files import check_writable
-from hf_domino.cli.flags import DTYPE, default_device, set_up, thread_count
+from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, default_device, set_up, thread_count
 from hf_domino.data.settings import WritingSettings
 
 EXAMPLES = """\
-  hf-domino data --target Qwen/Qwen3-0.6B --output data --rows 4096 --eval-rows 64
+  hf-domino data --target Qwen/Qwen3-0.6B --output data --num-examples 4096 --num-eval-examples 64
   hf-domino data --target Qwen/Qwen3-0.6B --output data --prompts chats.jsonl --exclude benchmark.jsonl
   torchrun --nproc-per-node 2 -m hf_domino.cli data --target my-model --output data
   hf-domino data --target Qwen/Qwen3-8B --output data --endpoint http://localhost:8000/v1 --endpoint-model qwen3
@@ -34,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--exclude", type=Path, nargs="+", default=[], help="files of prompts to keep out")
     add_flags(parser.add_argument_group("how text is written"), WritingSettings)
     add = parser.add_argument_group("who writes, and where").add_argument
-    add("--dtype", **DTYPE, help="default: bfloat16 where the hardware has it, else float32")
+    add("--dtype", **DTYPE, help=f"dtype of the target (default: {DEFAULT_DTYPE})")
     add("--device", help="default: cuda where there is a GPU, else cpu")
     add("--threads", type=thread_count, help="CPU threads of torch (default: as torch chooses)")
     add("--endpoint", help="address of a vLLM or SGLang server that writes")
@@ -77,15 +76,14 @@ def run(options: argparse.Namespace) -> int:
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """Load the target into this process, with the tokens that end its texts and its identity."""
     from hf_domino.data.writers import CHUNK, TargetWriter, ends_of
-    from hf_domino.pair import check_device
+    from hf_domino.pair import choose_dtype
     from hf_domino.target.identity import identify
     from hf_domino.target.loading import AutoTarget
 
     device = options.device or default_device()
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    check_device(device)
-    dtype = dtype_of(options.dtype or fast_dtype(device))
+    dtype = choose_dtype(options.dtype, device, options.target)
     target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
     return TargetWriter(target, CHUNK), ends_of(target.generation_config), identify(target)
 

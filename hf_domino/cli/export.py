@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     if is_hub_name(config.target_name):
         name_of_target = str(config.target_name)
     for name, reasons in written.refusals.items():
-        if not reasons:
+        if not reasons and options.engine in (None, name):
             engine = ENGINES[name]
             command = engine.command_for(config, str(written.folder), name_of_target)
             print("", command, f"  {engine.note}", sep="\n")

@@ -8,75 +8,105 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.dtypes import DTYPES, dtype_name, dtype_of
+from hf_domino._common.dtypes import DTYPES, dtype_name
 from hf_domino._common.fields import MOST_SEED
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
 
+DEFAULT_DTYPE = "float32 on a CPU; on a GPU that of the checkpoint, or float16 if the card has no bfloat16"
 DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # arguments of add_argument for --dtype
 ENGINE_NAMES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
+# Command -> old spelling of a flag -> its new one. The next minor version no longer takes the old ones.
+RENAMED = {
+    "bench": {"--rows": "--results"},
+    "data": {"--rows": "--num-examples", "--eval-rows": "--num-eval-examples"},
+    "study": {"--rows": "--results"},
+}
 
 
-def whole_number(least: int, most: float = math.inf) -> Callable[[str], int]:
+def respell(parser: argparse.ArgumentParser, command: str, words: Sequence[str]) -> list[str]:
+    """Replace old spellings in a command line, with a warning, and also in a parser that still declares them."""
+    renamed = RENAMED.get(command, {})
+    for old, new in renamed.items():
+        if action := parser._option_string_actions.pop(old, None):
+            action.option_strings = [new]
+            parser._option_string_actions[new] = action
+    spelled = []
+    for word in words:
+        flag, *value = word.split("=", maxsplit=1)
+        if flag in renamed:
+            print(f"{flag} is now {renamed[flag]}; the next minor version drops the old name.", file=sys.stderr)
+        spelled.append("=".join((renamed.get(flag, flag), *value)))
+    return spelled
+
+
+def number(least: float, most: float = math.inf, kind: type = int) -> Callable[[str], Any]:
     """Make a function that reads a flag in this range, and whose errors argparse reports."""
     expected = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
 
-    def read(text: str) -> int:
+    def read(text: str) -> Any:
         try:
-            value = int(text)
+            value = kind(text)
         except ValueError:
-            value = least - 1
-        if not least <= value <= most:
+            value = math.nan
+        if not least <= value <= most or value == math.inf:
             raise argparse.ArgumentTypeError(f"must be a number {expected}, got {text!r}")
         return value
 
     return read
 
 
-positive_int = whole_number(1)
-thread_count = whole_number(1, 1024)  # torch starts as many threads as it is told to
+positive_int = number(1)
+thread_count = number(1, 1024)  # torch starts as many threads as it is told to
 
 
-def add_models(group: argparse._ArgumentGroup, measures: bool = False) -> None:
+def add_models(group: argparse._ArgumentGroup, measures: bool = False, is_drafted: bool = False) -> None:
     """Add flags for a target, its drafter, their device and dtype, which [`load_models`] reads.
 
-    A command that `measures` takes several drafters, and computes in fp32 by default.
+    A command that `measures` takes several drafters. One with `is_drafted` needs a drafter with weights.
     """
-    dtype = None
-    dtype_help = " (default: bfloat16 on a GPU, else float32)"
     action = "store"
     drafter_help = ""
     if measures:
-        dtype = "float32"
-        dtype_help = ""
         action = "append"
-        drafter_help = "; given again, drafters of any kind are compared"
+        drafter_help = "; repeat the flag to compare several drafters"
     add = group.add_argument
     add("--target", help="folder or Hub name of the target (default: the bundled one)")
-    beside = "default: NAME-domino beside the target"
-    add("--drafter", action=action, help=f"folder or Hub name of the drafter ({beside}){drafter_help}")
-    add("--dtype", **DTYPE, default=dtype, help=f"dtype of all models{dtype_help}")
-    add("--device", help="device of all models (default: cuda where there is a GPU, else cpu)")
-    add("--threads", type=thread_count, help="CPU threads of torch (default: as torch chooses)")
+    names = "folder or Hub name of the drafter"
+    beside = "NAME-domino beside the target"
+    if not is_drafted:
+        names += ", or recycling (token recycling, which needs no training)"
+        beside += ", else recycling"
+    add("--drafter", action=action, help=f"{names} (default: {beside}){drafter_help}")
+    add("--dtype", **DTYPE, help=f"dtype of all models (default: {DEFAULT_DTYPE})")
+    add("--device", help="device of all models (default: cuda if there is a GPU, else cpu)")
+    add("--threads", type=thread_count, help="number of CPU threads (default: chosen by torch)")
 
 
 def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
     """Add flags for how tokens are chosen, which [`choice_of`] reads; the target's configuration decides the rest."""
-    group.add_argument("--max-new-tokens", type=positive_int, default=max_new_tokens, help="most tokens of an answer")
-    group.add_argument(
-        "--temperature",
-        type=float,
-        help="sample at this temperature, 0 is greedy (default: the target's own way)",
+    add = group.add_argument
+    own = "(default: as the target's generation configuration says)"
+    add("--max-new-tokens", type=positive_int, default=max_new_tokens, help="maximum number of tokens per answer")
+    add("--temperature", type=number(0, kind=float), help=f"sampling temperature; 0 decodes greedily {own}")
+    add("--top-k", type=number(0), metavar="K", help=f"sample from the K most likely tokens; 0 from all {own}")
+    add(
+        "--top-p",
+        type=number(0, 1, float),
+        metavar="P",
+        help=f"sample from the most likely tokens whose probabilities add up to P {own}",
     )
-    seed = whole_number(0, MOST_SEED)
-    group.add_argument("--seed", type=seed, help="of what is sampled: the same seed writes the same text")
-    group.add_argument(
-        "--lookup-tokens", type=positive_int, metavar="N", help="let rounds copy up to N tokens from the text so far"
+    add("--seed", type=number(0, MOST_SEED), help="random seed for sampling")
+    add(
+        "--lookup-tokens",
+        type=positive_int,
+        metavar="N",
+        help="prompt lookup: a round may propose up to N tokens that followed the same words earlier in the text",
     )
 
 
@@ -92,23 +122,33 @@ def set_up(threads: int | None = None) -> None:
     enable_progress_bars()
 
 
-def load_models(options: argparse.Namespace) -> Pair:
-    """Load the models that the flags of [`add_models`] name, ready to generate."""
-    from hf_domino.pair import check_device, load_pair
+def load_models(options: argparse.Namespace, is_drafted: bool = False) -> Pair:
+    """Load the models that the flags of [`add_models`] name, ready to generate.
+
+    If no drafter is given and there is none beside the target, token recycling drafts, except where `is_drafted` asks
+    for a drafter of its own.
+    """
+    from hf_domino.pair import NO_DRAFTER, choose_dtype, load_pair
 
     device = options.device or default_device()
-    check_device(device)
+    dtype = choose_dtype(options.dtype, device, options.target)
     set_up(options.threads)
-    default = "float32" if device == "cpu" else "bfloat16"
-    dtype = options.dtype or default
-    print(f"loading {options.target or 'the bundled pair'} in {dtype} on {device}", file=sys.stderr)
-    return load_pair(options.target, options.drafter, dtype=dtype_of(dtype), device=device)
+    name = str(dtype).removeprefix("torch.")
+    print(f"loading {options.target or 'the bundled pair'} in {name} on {device}", file=sys.stderr)
+    pair = load_pair(options.target, options.drafter, dtype=dtype, device=device, is_drafted=is_drafted)
+    if pair.drafter is None:
+        pair = pair.recycled()
+        print(NO_DRAFTER, file=sys.stderr)
+    return pair
 
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:
     """Turn the flags of [`add_choice`] into arguments of `generate`, and set the seed."""
-    if options.temperature is not None and not 0 <= options.temperature < math.inf:
-        raise ValueError(f"--temperature must be at least 0 and finite, got {options.temperature}.")
+    sampling = {name: getattr(options, name) for name in ("temperature", "top_k", "top_p")}
+    given = {name: value for name, value in sampling.items() if value is not None}
+    is_greedy = options.temperature == 0
+    if is_greedy and len(given) > 1:
+        raise ValueError("--top-k and --top-p must be left out with --temperature 0, which does not sample.")
     import torch
 
     if options.seed is not None:
@@ -117,10 +157,10 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
         "max_new_tokens": options.max_new_tokens,
         "prompt_lookup_num_tokens": options.lookup_tokens,
     }
-    if options.temperature is not None:
-        arguments["do_sample"] = options.temperature > 0
-    if options.temperature:
-        arguments["temperature"] = options.temperature
+    if is_greedy:
+        arguments["do_sample"] = False
+    elif given:
+        arguments |= {"do_sample": True} | given
     return arguments
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import why_no_room
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
+from hf_domino.cli.flags import respell
 
 # name -> (module, one line of help)
 COMMANDS = {
@@ -91,6 +92,7 @@ def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str 
                 add = getattr(command, "add_help", add)
             add(subparser)
             subparser.add_argument("--traceback", action="store_true", help="show where an error came from")
+            arguments = respell(subparser, name, arguments)
             subparser.epilog = f"examples:\n{command.EXAMPLES}"
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # the error shows the usage of the command, not of the whole program

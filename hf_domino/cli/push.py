@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 
 from hf_domino.cli.flags import set_up
@@ -34,14 +35,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino push`."""
     from hf_domino.cards.sections import CARD
-    from hf_domino.publishing.folder_card import card_for
+    from hf_domino.publishing.folder_card import card_for, missing_from
     from hf_domino.publishing.hub import push
 
     metadata = {"license": options.license} if options.license else {}
     card = {"target": options.target, "metadata": metadata}
+    text = card_for(options.folder, **card)
+    for missing in missing_from(text):
+        print(missing, file=sys.stderr)
     if options.card_only:
         path = options.folder / CARD
-        path.write_text(card_for(options.folder, **card), encoding="utf-8")
+        path.write_text(text, encoding="utf-8")
         print(path)
         return
     if options.repo is None:

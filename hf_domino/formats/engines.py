@@ -154,6 +154,12 @@ VLLM = Engine(
             "It reads a block's proposals from its second position on and refuses. Export as specforge.",
             DFLASH,
         ),
+        Rule(
+            ("target_model_type",),
+            "another than Gemma's",
+            lambda value: not str(value).startswith("gemma"),
+            "Gemma scales its embeddings, which vLLM's drafters read unscaled. Generate with Transformers.",
+        ),
         _ordered("vLLM", DFLASH2),
         *_without(OF_BLOCKS, DOMINO + DFLASH + DSPARK),
         Rule((CONVOLUTION,), "given", bool, "It has no DFlash 2 without convolutions.", DFLASH2),

@@ -62,9 +62,10 @@ def stored_config(
     return FORMATS[format](described)
 
 
-def refusals(stored: StoredConfig) -> dict[str, tuple[Unmet, ...]]:
-    """List the fields of a drafter's config.json that each engine does not accept."""
-    return {name: unmet(stored, engine) for name, engine in ENGINES.items()}
+def refusals(stored: StoredConfig, config: DominoConfig) -> dict[str, tuple[Unmet, ...]]:
+    """List the fields of a drafter's config.json, and of its target, that each engine does not accept."""
+    described = {**stored, "target_model_type": config.target_model_type}  # which other projects' files do not tell
+    return {name: unmet(described, engine) for name, engine in ENGINES.items()}
 
 
 def export(
@@ -87,7 +88,7 @@ def export(
     if drafter.config.draft_vocab_size is not None:
         has_one = format == "speculators"
         own, note = beside(own, drafter.config, target) if has_one else spread(own, drafter.config)
-    found = refusals(stored)
+    found = refusals(stored, drafter.config)
     if note == NO_HEAD:
         found = {name: reasons or (_HEADLESS,) for name, reasons in found.items()}
     for name, reasons in found.items():

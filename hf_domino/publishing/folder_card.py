@@ -10,7 +10,7 @@ from huggingface_hub import EvalResult
 from transformers import TrainerState
 
 from hf_domino._common.refusal import refusal
-from hf_domino.cards.render import render_card
+from hf_domino.cards.render import is_hub_name, render_card
 from hf_domino.cards.sections import CARD, MEASURED_BY, merge_card, read_card, read_sections, read_text
 from hf_domino.cards.training import training_section
 from hf_domino.evaluation.benchmark.options import METHODS
@@ -110,7 +110,7 @@ def card_for(
     results = None
     name = name or folder.resolve().name
     base = read_card(existing).data.get("base_model")
-    recorded = base if isinstance(base, str) else None
+    recorded = base if isinstance(base, str) and is_hub_name(base) else None
     named = target or recorded or config.target_name
     if named is None:
         raise ValueError(f"--target must be given: neither {folder / CONFIG} nor its card names the target.")
@@ -136,7 +136,21 @@ def card_for(
     wins = list(metadata or {})
     if target:
         wins.append("base_model")
-    return merge_card(existing, new, wins)
+    merged = read_card(merge_card(existing, new, wins))
+    if isinstance(merged.data.base_model, str) and not is_hub_name(merged.data.base_model):
+        merged.data.base_model = None  # a folder, which nobody else has
+    return str(merged)
+
+
+def missing_from(card: str) -> list[str]:
+    """Say what the head of a card lacks that the Hub shows, each with the flag that gives it."""
+    data = read_card(card).data
+    missing = []
+    if not data.base_model:
+        missing.append("The card names no base model on the Hub: give --target OWNER/NAME.")
+    if not data.license:
+        missing.append("The card names no licence: give --license, such as apache-2.0.")
+    return missing
 
 
 def _training(folder: Path, section: str | None) -> str | None:

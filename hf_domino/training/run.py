@@ -212,7 +212,7 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
         (
             f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
             f"hf-domino check {pair}{prompts}",
-            f"hf-domino bench {pair}{prompts} --rows {folder}/results.jsonl",
+            f"hf-domino bench {pair}{prompts} --results {folder}/results.jsonl",
             f"hf-domino push {folder} --card-only",
         )
     )

@@ -78,15 +78,15 @@ def ended(*words):
 
 
 def test_rows_in_a_folder_are_refused_by_its_name(tmp_path, capsys):
-    assert cli.main(["bench", "--rows", str(tmp_path)]) == cli.USER_ERROR
-    assert f"--rows must be a file, got '{tmp_path}'" in capsys.readouterr().err
+    assert cli.main(["bench", "--results", str(tmp_path)]) == cli.USER_ERROR
+    assert f"--results must be a file, got '{tmp_path}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("reason", ["is a file", "is read-only here"])
 @pytest.mark.parametrize(
     ("command", "flag", "name"),
     [
-        ("bench --drafter nowhere/drafter", "the folder of --rows", "rows.jsonl"),
+        ("bench --drafter nowhere/drafter", "the folder of --results", "rows.jsonl"),
         ("data --target nowhere/target", "--output", ""),
         ("export --drafter nowhere/drafter", "--output", ""),
     ],
@@ -184,6 +184,24 @@ def test_every_command_takes_the_bundled_pair_by_its_name(command, tiny_pair_fol
     assert cli.main(command.split()) == cli.USER_ERROR
     assert "no pair at " in capsys.readouterr().err  # and not sought on the Hub
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "old", "new", "field", "value"),
+    [
+        ("bench --rows a.jsonl", "--rows", "--results", "results", Path("a.jsonl")),
+        ("data --target t --output o --rows=4", "--rows", "--num-examples", "rows", 4),
+        ("data --target t --output o --eval-rows 4", "--eval-rows", "--num-eval-examples", "eval_rows", 4),
+    ],
+)
+def test_an_old_spelling_works_with_a_warning(typed, old, new, field, value, capsys):
+    assert getattr(cli.parse(typed.split()), field) == value
+    assert capsys.readouterr().err == f"{old} is now {new}; the next minor version drops the old name.\n"
+    assert getattr(cli.parse(typed.replace(old, new).split()), field) == value
+    assert capsys.readouterr().err == ""
+    assert ended(typed.split()[0], "--help") == 0
+    shown = capsys.readouterr().out
+    assert (f"{new} " in shown, f"{old} " in shown) == (True, False)
 
 
 def test_flags_of_train_may_be_spelled_as_fields_are():

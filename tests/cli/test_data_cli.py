@@ -36,7 +36,7 @@ def data(chat_target, tmp_path):
 
 
 def test_a_run_prints_its_report(data, tmp_path, capsys):
-    assert data("data", "--eval-rows", "1", "--temperatures", "0", "1") == 0
+    assert data("data", "--num-eval-examples", "1", "--temperatures", "0", "1") == 0
     report = json.loads(capsys.readouterr().out)
     assert report == json.loads((tmp_path / "data/report.json").read_text())
     assert report["rows"] == {"train.jsonl": 2, "evaluation.jsonl": 1}
@@ -45,7 +45,7 @@ def test_a_run_prints_its_report(data, tmp_path, capsys):
 
 
 def test_what_a_base_model_wrote_is_asked_by_check_and_bench(data, tmp_path):
-    assert data("data", "--plain", "--eval-rows", "1") == 0
+    assert data("data", "--plain", "--num-eval-examples", "1") == 0
     path = tmp_path / "data/evaluation.jsonl"
     (asked,), (row,) = read_prompts(path), read_lines(path)
     assert asked["text"] in ("one", "two", "three")
@@ -70,7 +70,7 @@ def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):
         ("--prompts .", "--prompts must be a file of records, got '.': it is a folder"),
         ("--exclude .", "--exclude must be a file of records, got '.': it is a folder"),
         ("--max-length 5", "max_length must be above 6"),
-        ("--eval-rows 3 --rows 3", "eval_rows must be at least 0 and below rows=3, got 3"),
+        ("--num-eval-examples 3 --num-examples 3", "eval_rows must be at least 0 and below rows=3, got 3"),
         ("--seed -1", "seed must be in [0, 4294967295], got -1. Choose another seed (--seed)."),
         ("--threads 0", "--threads: must be a number in [1, 1024], got '0'"),
         ("--template-kwargs [1]", "template_kwargs must be a JSON object, got [1]"),

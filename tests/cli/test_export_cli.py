@@ -16,7 +16,8 @@ def test_command_line(tiny_qwen3, tmp_path, capsys):
     call = ["export", "--drafter", str(tmp_path / "drafter"), "--output", str(output), "--engine", "vllm"]
     assert cli.main(call) == 0
     text = capsys.readouterr().out
-    assert text.startswith(f"{output}: config.json, model.safetensors (specforge)\n\nsglang serve --model-path TARGET")
+    assert text.startswith(f"{output}: config.json, model.safetensors (specforge)\n\nvllm serve TARGET")
+    assert "sglang" not in text
     assert f'"model": "{output}", "num_speculative_tokens": 5' in text
     assert DominoDraftModel.from_pretrained(output).dtype == torch.bfloat16
     assert cli.main(call) == cli.USER_ERROR
@@ -28,6 +29,25 @@ def test_command_line(tiny_qwen3, tmp_path, capsys):
     assert DominoDraftModel.from_pretrained(output).dtype == torch.float32
     assert cli.main([*call, "--drafter", str(tmp_path / "drafte")]) == cli.USER_ERROR
     assert "Did you mean" in capsys.readouterr().err
+
+
+def test_every_engine_is_listed_if_none_is_named(tiny_qwen3, tmp_path, capsys):
+    build_drafter(tiny_qwen3, projector_type="dflash", shift_label=False).save_pretrained(tmp_path / "drafter")
+    assert cli.main(["export", "--drafter", str(tmp_path / "drafter"), "--output", str(tmp_path / "out")]) == 0
+    text = capsys.readouterr().out
+    assert "sglang serve --model-path TARGET" in text
+    assert "vllm serve TARGET" in text
+
+
+@pytest.mark.parametrize("method", ["domino", "dflash"])
+def test_a_drafter_of_gemma_is_not_promised_to_vllm(method, tiny_qwen3, tmp_path, capsys):
+    drafter = build_drafter(tiny_qwen3, projector_type=method, shift_label=False, target_model_type="gemma3_text")
+    drafter.save_pretrained(tmp_path / "drafter")
+    call = ["export", "--drafter", str(tmp_path / "drafter"), "--output", str(tmp_path / "out")]
+    assert cli.main([*call, "--engine", "vllm"]) == cli.USER_ERROR
+    assert "target_model_type must be another than Gemma's, got 'gemma3_text'" in capsys.readouterr().err
+    assert cli.main(call) == 0
+    assert "vllm serve" not in capsys.readouterr().out
 
 
 def test_a_full_disk_is_said_in_one_sentence(tiny_drafter, no_file_beyond, tmp_path, capsys):

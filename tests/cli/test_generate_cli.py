@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
@@ -44,6 +45,7 @@ LINES = "def f(x):\n    return x\n\n\n" * 3
     [
         (LINES, "--temperature 0 --lookup-tokens 8", {"do_sample": False}),
         (PROMPT, "--temperature 0.8 --seed 5", {"do_sample": True, "temperature": 0.8}),
+        (PROMPT, "--top-k 3 --top-p 0.5 --seed 5", {"do_sample": True, "top_k": 3, "top_p": 0.5}),
     ],
 )
 def test_generate_writes_plain_generations_text(prompt, choice, arguments, pair, flags, capsys, monkeypatch):
@@ -72,21 +74,93 @@ def test_rounds_are_marked_where_they_end(pair):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (["", "--temperature", "-1"], "PROMPT must be a text, got an empty one"),
-        ([PROMPT, "--temperature", "-1"], "--temperature must be at least 0 and finite, got -1.0"),
-        ([PROMPT, "--temperature", "nan"], "--temperature must be at least 0 and finite, got nan"),
+        ([""], "PROMPT must be a text, got an empty one"),
+        ([PROMPT, "--temperature", "-1"], "--temperature: must be a number of at least 0, got '-1'"),
+        ([PROMPT, "--temperature", "nan"], "--temperature: must be a number of at least 0, got 'nan'"),
+        ([PROMPT, "--top-p", "1.5"], "--top-p: must be a number in [0, 1], got '1.5'"),
+        ([PROMPT, "--top-k", "5", "--temperature", "0"], "--top-k and --top-p must be left out with --temperature 0"),
         ([PROMPT, "--device", "toaster"], "--device must be one that torch"),
         ([PROMPT, "--max-new-tokens", "0"], "--max-new-tokens: must be a number of at least 1, got '0'"),
         ([PROMPT, "--max-new-tokens", "ten"], "--max-new-tokens: must be a number of at least 1, got 'ten'"),
         ([PROMPT, "--seed", str(2**70)], f"--seed: must be a number in [0, {2**32 - 1}], got '{2**70}'"),
         ([PROMPT, "--threads", "1000000000"], "--threads: must be a number in [1, 1024], got '1000000000'"),
-        ([PROMPT, "--target", "/tmp"], "--drafter must be given: there is no"),
     ],
 )
 def test_bad_flags_are_named(flags, given, message, capsys):
     with pytest.raises(SystemExit) as exit_:  # as argparse does
         sys.exit(cli.main(["generate", *flags, *given]))
     assert exit_.value.code == cli.USER_ERROR
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "saved", "loaded"),
+    [
+        ("", "cpu", "bfloat16", "float32"),
+        ("--dtype bf16", "cpu", "float16", "bfloat16"),
+        ("", "cuda", "float16", "float16"),
+        ("", "cuda", "float32", "float32"),
+        ("", "cuda", "bfloat16", "bfloat16"),
+        ("", "old cuda", "bfloat16", "float16"),
+        ("--dtype bf16", "old cuda", "bfloat16", "bfloat16"),
+    ],
+)
+@pytest.mark.parametrize("command", ["generate x", "chat", "check", "bench"])
+def test_every_command_loads_in_the_same_dtype(
+    command, given, device, saved, loaded, tiny_pair_folder, tmp_path, monkeypatch
+):
+    folder = shutil.copytree(tiny_pair_folder, tmp_path / "target")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": saved}))
+    found = []
+
+    def load(*args, dtype, **kwargs):
+        found.append(dtype)
+        raise ValueError("loaded nothing")
+
+    monkeypatch.setattr("hf_domino.evaluation.benchmark.run.load_pair", load)
+    monkeypatch.setattr("hf_domino.pair.load_pair", load)
+    monkeypatch.setattr("hf_domino.pair.check_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: device == "cuda")
+    monkeypatch.chdir(tmp_path)
+    flags = ["--target", str(folder), "--device", device.split()[-1], *given.split()]
+    assert cli.main([*command.split(), *flags]) == cli.USER_ERROR
+    assert found == [getattr(torch, loaded)]
+
+
+@pytest.fixture
+def lonely(tiny_pair_folder, tmp_path):
+    """Folder of a target without a drafter beside it."""
+    return shutil.copytree(tiny_pair_folder, tmp_path / "lonely")
+
+
+@pytest.mark.parametrize("given", ["", "--lookup-tokens 8", "--drafter recycling"])
+def test_a_target_without_a_drafter_generates(given, pair, lonely, capsys):
+    call = ["--target", str(lonely), "--threads", "1", "--temperature", "0", *given.split()]
+    assert cli.main(["generate", LINES, "--max-new-tokens", "40", *call]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == plain_text(pair, LINES, max_new_tokens=40, do_sample=False) + "\n"
+    said = "no drafter given, and none beside the target: token recycling drafts" in shown.err
+    assert said == ("--drafter" not in given)
+    assert re.search(r"40 tokens in .*, \d\.\d\d tokens a forward", shown.err)
+
+
+def test_a_target_without_a_drafter_talks_and_compares(lonely, capsys, monkeypatch):
+    flags = ["--target", str(lonely), "--threads", "1", "--max-new-tokens", "8"]
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def f(x):\n"))
+    assert cli.main(["chat", *flags]) == 0
+    assert "lonely with recycling." in capsys.readouterr().err
+    assert cli.main(["generate", "--compare", *flags, PROMPT]) == 0
+    assert "outputs: identical, token for token" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("drafter", "message"), [(None, "--drafter must be given: there is no"), ("recycling", "It has no weights")]
+)
+def test_check_needs_a_drafter_with_weights(drafter, message, lonely, capsys):
+    given = ["--drafter", drafter] if drafter else []
+    assert cli.main(["check", "--target", str(lonely), *given]) == cli.USER_ERROR
     assert message in capsys.readouterr().err
 
 
@@ -143,6 +217,27 @@ def test_a_second_turn_goes_on_from_the_cache_where_it_can(pair, template, goes_
     assert answers[1] == plain_text(pair, whole, max_new_tokens=6, do_sample=False)
     num_read = len(pair.tokenizer(opening)["input_ids"]) + 6 - 1 if goes_on else 0  # the last token is not in the cache
     assert prefills[1] == len(pair.tokenizer(whole)["input_ids"]) - num_read
+
+
+def test_an_answers_special_tokens_stay_in_the_conversation(pair, monkeypatch):
+    """As those around reasoning, which are not shown; the end of the answer is the template's to write."""
+    special = next(token for token in pair.tokenizer.all_special_ids if token != pair.tokenizer.eos_token_id)
+    letters = pair.tokenizer("ab")["input_ids"]
+    answer = [special, *letters, pair.tokenizer.eos_token_id]
+    conversation = Conversation(pair)
+    printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
+
+    def generate(input_ids, streamer, **arguments):
+        streamer.put(input_ids)
+        for token in answer:
+            streamer.put(torch.tensor([token]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair.target, "generate", generate)
+    with pytest.raises(KeyboardInterrupt):
+        conversation.answer("x", printer, {})
+    assert conversation.messages[-1]["content"] == pair.tokenizer.convert_ids_to_tokens(special) + "ab"
+    assert printer.text == "ab"
 
 
 def test_what_was_written_before_an_interrupt_is_kept(pair, monkeypatch):

@@ -30,7 +30,7 @@ def test_train_saves_drafter_and_tokenizer_and_prints_next_steps(bf16, where, re
     assert max(map(len, logged)) <= 120
     commands = [line for line in said.splitlines() if line.startswith("  hf-domino ")]
     pair = f"--target {recipe['target']} --drafter {run}{where} --prompts {recipe['eval_file']}"
-    ours = f"check {pair}", f"bench {pair} --rows {run}/results.jsonl", f"push {run} --card-only"
+    ours = f"check {pair}", f"bench {pair} --results {run}/results.jsonl", f"push {run} --card-only"
     assert commands == [f"  hf-domino {command}" for command in ours]
     for command in ours:  # they are what the parser takes
         parse(shlex.split(command))

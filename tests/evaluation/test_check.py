@@ -18,7 +18,7 @@ from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.evaluation import check
-from hf_domino.evaluation.check import check_fit, measure, prompts, verdict
+from hf_domino.evaluation.check import check_fit, measure, positions, prompts, verdict
 from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.evaluation.check.measure import AS_CONFIGURED, Measurement
 from hf_domino.pair import domino_folder, read_prompts
@@ -55,6 +55,13 @@ def test_bundled_drafter_fits(pair, held_out, forward_clock):
     assert all(variant.name in shown for variant in result.variants)
     assert len(result.speed_ups) == 4  # prompts, of those that were asked
     assert result.speed_up > 1.5
+    assert len(result.positions) == pair.drafter.config.num_draft_tokens
+    first, *_, last = result.positions
+    assert first.position == 1
+    assert first.top_1 > last.top_1
+    assert 0 < first.kl < last.kl
+    assert 0 < first.total_variation < last.total_variation < 1
+    assert f"{1:>8}{first.top_1:>18.2f}{first.kl:>23.2f}" in shown
     assert f"Faster than plain: {result.speed_up:.2f} x with this drafter, slower than plain in 0 of 4 prompts" in shown
 
 
@@ -136,7 +143,7 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     target.generation_config.repetition_penalty = 1.2
     prompt = prompts.prepare_prompts(target, pair.tokenizer, held_out[:1])[0]
     text = measure.write_text(pair.drafter, target, prompt, max_new_tokens=32)
-    variants = measure.measure_variants(pair.drafter, target, text)
+    variants, _ = measure.measure_variants(pair.drafter, target, text)
     everywhere = variants[AS_CONFIGURED]
     assert sum(variants[measure.WITHOUT_CONTEXT]) < 0.8 * sum(everywhere)
     most = pair.drafter.config.block_size  # variants leave out the last proposal, which only some of them have
@@ -149,7 +156,24 @@ def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     assert walked == rounds
     assert len(walked) > 5
     monkeypatch.setattr(acceptance, "ANCHORS_PER_FORWARD", 1)
-    assert measure.measure_variants(pair.drafter, target, text)[AS_CONFIGURED] == everywhere
+    assert measure.measure_variants(pair.drafter, target, text)[0][AS_CONFIGURED] == everywhere
+
+
+def test_distances_by_position_are_those_of_the_distributions(pair, held_out):
+    """Of a draft vocabulary, against sums over all tokens; and none between equal distributions."""
+    drafter = pair.drafter.restricted(range(0, pair.target.config.vocab_size, 2))
+    own = 3 * torch.randn(5, pair.target.config.vocab_size)
+    drafted = own[:, ::2] + torch.randn(5, own.shape[1] // 2)
+    found = positions.distances(own, drafted, drafter.vocabulary)
+    q = torch.zeros_like(own)
+    q[:, ::2] = drafted.softmax(dim=-1)
+    variation = (own.softmax(dim=-1) - q).abs().sum(dim=-1) / 2
+    assert torch.allclose(found[:, 2], variation, atol=1e-5)
+    within = own[:, ::2].softmax(dim=-1)
+    kl = torch.nn.functional.kl_div(q[:, ::2].log(), within, reduction="none").sum(dim=-1)
+    assert torch.allclose(found[:, 1], kl, atol=1e-4)
+    same = positions.distances(own, own, pair.drafter.vocabulary)
+    assert torch.allclose(same, torch.tensor([1.0, 0.0, 0.0]), atol=1e-5)
 
 
 def test_nothing_is_changed_and_no_patch_is_needed(pair, held_out):
@@ -283,6 +307,16 @@ def test_a_drafter_that_fits_is_not_praised_where_it_slows_its_target(speed_ups,
     assert ("generate without it" in shown[-1]) == ("but" in shown[0])
 
 
+def test_a_busy_machine_is_not_the_drafters_fault():
+    result = verdict.judge([rounds("text", GOOD)], variants(configured=GOOD, context=BAD))
+    shown = str(dataclasses.replace(result, speed_ups=[0.5, 0.6], load=3.0)).splitlines()
+    assert shown[0].startswith("The drafter fits: first")
+    assert shown[-1].startswith(
+        "Slower than plain: 0.55 x with this drafter, slower than plain in 2 of 2 prompts; other "
+    )
+    assert shown[-1].endswith("busy (load 3.0 per core), so measure again when it is idle.")
+
+
 def test_wrong_chat_mode():
     modes = [rounds(prompts.THINKING, BAD), rounds(prompts.NOT_THINKING, GOOD)]
     result = verdict.judge(modes, variants(configured=GOOD, context=BAD))
@@ -316,7 +350,10 @@ def test_fresh_drafter_does_not_fit_even_where_it_is_accepted():
 def test_too_few_rounds_or_texts(lengths, num_texts):
     result = verdict.judge([rounds("text", lengths, num_texts)], variants(configured=GOOD, context=BAD))
     assert (result.verdict, result.fits) == (verdict.TOO_FEW, False)
-    assert "Too few to say" in str(result)
+    said = (
+        f"Inconclusive: {len(lengths) * num_texts} rounds of {num_texts} texts are too few to say whether the drafter"
+    )
+    assert str(result).splitlines()[0] == f"{said} fits; give more or longer prompts."
 
 
 def test_a_variant_that_is_better_by_chance_is_no_cause():
@@ -325,7 +362,7 @@ def test_a_variant_that_is_better_by_chance_is_no_cause():
     better = [Measurement(AS_CONFIGURED, configured), Measurement(f"{measure.LAYERS}[1]", other)]
     result = verdict.judge([rounds("text", GOOD)], better)
     assert (result.verdict, result.causes) == (verdict.TOO_FEW, [])
-    assert "a gain of 0.71 ± 3.05" in str(result)
+    assert "a gain of 0.71 ± 3.05" in result.doubts[0]
     certain = [Measurement(variant.name, variant.texts * 5) for variant in better]
     assert verdict.judge([rounds("text", GOOD)], certain).causes[0].name == verdict.WRONG_LAYERS
 

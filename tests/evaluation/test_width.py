@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 
 import pytest
@@ -36,6 +37,23 @@ def test_sound_targets_agree(tiny_llama, dtype, recwarn):
     assert probe.agrees
     assert 0 < probe.difference < probe.tolerance / 2
     assert not recwarn
+
+
+def test_the_block_is_read_as_rounds_read_it(tiny_llama, monkeypatch):
+    """Newer versions of Transformers run experts by other kernels in decoding than at prefill."""
+    target = copy.deepcopy(tiny_llama)
+    is_decoding, read = [False], []
+
+    @contextlib.contextmanager
+    def decoding():
+        is_decoding[0] = True
+        yield
+        is_decoding[0] = False
+
+    target._optimize_model_for_decode = decoding
+    target.register_forward_pre_hook(lambda *_: read.append(is_decoding[0]))
+    assert hf_domino.probe_width(target).agrees
+    assert read == [False, True, False, *[True] * width.WIDTH]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -64,7 +64,7 @@ def test_not_taken(engine, stored, change, field):
 def test_convolutions_are_taken_by_sglang_alone(kind):
     fields = {"pure_draft_prefix_len": 1} if kind == "domino" else {"shift_label": False}
     config = DominoConfig(projector_type=kind, conv_kernel_size=2, **fields)
-    assert [name for name, reasons in refusals(stored_config(config)).items() if not reasons] == ["sglang"]
+    assert [name for name, reasons in refusals(stored_config(config), config).items() if not reasons] == ["sglang"]
 
 
 def test_what_we_write_breaks_no_rule_that_writing_can_keep():
@@ -76,7 +76,7 @@ def test_what_we_write_breaks_no_rule_that_writing_can_keep():
             *itertools.product((domino, dflash, MARKOV, SELECTING), ["specforge"]),
             *itertools.product((dflash, MARKOV, SELECTING), ["speculators"]),
         )
-        for engine, reasons in refusals(stored_config(config, layout)).items()
+        for engine, reasons in refusals(stored_config(config, layout), config).items()
         if not reasons
     }
     assert taken == {

@@ -38,6 +38,20 @@ def card(folder):
     return folder / "README.md"
 
 
+def test_a_card_names_no_folder_as_base_model_and_says_what_it_lacks(folder, tmp_path, capsys):
+    target = tmp_path / "my" / "target"
+    target.mkdir(parents=True)
+    DominoConfig(target_name=str(target)).save_pretrained(folder)
+    (folder / "README.md").write_text(f"---\nbase_model: {target}\n---\n# Mine\n")
+    assert cli.main(["push", str(folder), "--card-only"]) == 0
+    assert not ModelCard((folder / "README.md").read_text()).data.base_model
+    said = capsys.readouterr().err
+    assert "The card names no base model on the Hub: give --target OWNER/NAME." in said
+    assert "The card names no licence: give --license, such as apache-2.0." in said
+    assert cli.main(["push", str(folder), "--card-only", "--target", "org/target", "--license", "mit"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_results_by_position():
     assert "| Domino, full blocks, greedy | 1.00 | 0.67 | 0.33 |" in results_section(measured.rows())
 

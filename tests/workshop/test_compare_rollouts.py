@@ -9,7 +9,7 @@ SCRIPT = Path(__file__).parents[2] / "model_cards" / "workshop" / "benchmarks" /
 
 
 def test_dry_run(tmp_path, monkeypatch):
-    arguments = ["--dry-run", "--blocks", "2", "--dtypes", "float32", "--rows", str(tmp_path / "rows.jsonl")]
+    arguments = ["--dry-run", "--blocks", "2", "--dtypes", "float32", "--results", str(tmp_path / "rows.jsonl")]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     rows = {row["scheme"]: row for row in map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())}

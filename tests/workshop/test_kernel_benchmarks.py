@@ -33,7 +33,7 @@ def folder_on_path(monkeypatch):
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_dry_run(script, folder_on_path, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
-    folder_on_path.setattr(sys, "argv", [script, "--dry-run", "--batch-size", "2", "--rows", str(path)])
+    folder_on_path.setattr(sys, "argv", [script, "--dry-run", "--batch-size", "2", "--results", str(path)])
     runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     implementations = ["reference", "triton"] if has_triton() else ["reference"]

@@ -19,7 +19,7 @@ def rounds(monkeypatch):
 def test_rows_of_tiny_shapes(rounds, tmp_path, capsys):
     path = tmp_path / "rounds.jsonl"
     flags = ["--shapes", "tiny", "--context", "8", "--rounds", "16", "--repeats", "2", "--device", "cpu"]
-    assert rounds.main([*flags, "--dtype", "float32", "--tree-size", "20", "--rows", str(path)]) == 0
+    assert rounds.main([*flags, "--dtype", "float32", "--tree-size", "20", "--results", str(path)]) == 0
     written = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["method"] for row in written] == [method for method in rounds.METHODS if method not in rounds.ON_GPU]
     for row in written:
@@ -40,5 +40,5 @@ def test_bytes_are_those_of_all_weights_but_the_embeddings(rounds):
 
 def test_a_number_of_rounds_that_leaves_none_to_time(rounds, tmp_path, capsys):
     with pytest.raises(SystemExit):
-        rounds.main(["--shapes", "tiny", "--rounds", "4", "--rows", str(tmp_path / "rows")])
+        rounds.main(["--shapes", "tiny", "--rounds", "4", "--results", str(tmp_path / "rows")])
     assert "--rounds must be at least 16, got 4" in capsys.readouterr().err

@@ -87,7 +87,7 @@ def command(study_file, tmp_path, saved_pair, monkeypatch):
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     flags = [
         f"--study={study_file}", f"--target={saved_pair[0]}", f"--train-file={tmp_path / 'train.jsonl'}",
-        f"--eval-file={tmp_path / 'eval.jsonl'}", f"--work={tmp_path / 'work'}", f"--rows={tmp_path / 'rows.jsonl'}",
+        f"--eval-file={tmp_path / 'eval.jsonl'}", f"--work={tmp_path / 'work'}", f"--results={tmp_path / 'rows.jsonl'}",
         "--budget=tiny", "--processes=1",
     ]  # fmt: skip
     return lambda *more: commands.main(["study", *flags, *more])
@@ -219,7 +219,7 @@ def test_the_command_lists_and_draws_without_training(study_file, tmp_path, caps
     pytest.importorskip("matplotlib")
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    flags = ["study", "--study", str(study_file), "--rows", str(path)]
+    flags = ["study", "--study", str(study_file), "--results", str(path)]
     assert commands.main([*flags, "--list", "--budget", "tiny"]) == 0
     said = capsys.readouterr().out
     assert "budget tiny: 4 steps, 8 texts; 11 of 12 runs" in said

@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from hf_domino._common.verdict import load_per_core
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
-from hf_domino.evaluation.benchmark.options import BASELINE, BenchOptions
+from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PEAK_MEMORY, BenchOptions
 from hf_domino.evaluation.benchmark.partings import find_divergences, until_end
 from hf_domino.evaluation.benchmark.prompts import encode, source
 from hf_domino.evaluation.benchmark.rows import Row
@@ -78,6 +79,7 @@ class Bench:
             "temperature": temperature,
             "prompt": index,
             "sources": [source(prompt) for prompt in batch],
+            "load": load_per_core(),
         }
         results = []
         expected = texts[BASELINE][0]
@@ -90,7 +92,7 @@ class Bench:
             if others and drafter_in(call) is not None:
                 plain = self._call(BASELINE, mode)
                 result["partings"] = find_divergences(self.pair.target, inputs, others[0], seed, **plain)
-            results.append(result)
+            results.append(result | self._columns(inputs, call))
         return results
 
     def _inputs(self, batch: Sequence[dict[str, Any]]) -> Any:
@@ -118,6 +120,20 @@ class Bench:
             "tokens_per_second": count / median,
             "distinct_4gram": statistics.fmean(map(distinct_ngram_ratio, texts)),
         }
+
+    def _columns(self, inputs: Any, call: Arguments) -> Row:
+        """Return the further columns that were asked for, each from runs of its own."""
+        target = self.pair.target
+        found: Row = {}
+        if FIRST_TOKEN in self.options.columns:
+            first = call | {"max_new_tokens": 1}
+            runs = (generate_timed(target, inputs, **first) for _ in range(self.options.repeats))
+            found[FIRST_TOKEN] = statistics.median(seconds for _, seconds in runs)
+        if PEAK_MEMORY in self.options.columns:
+            torch.cuda.reset_peak_memory_stats(target.device)
+            target.generate(**inputs, **call)
+            found[PEAK_MEMORY] = torch.cuda.max_memory_allocated(target.device)
+        return found
 
     def _rounds(self, inputs: Any, call: Arguments) -> Row:
         """Return acceptance and the time in a round, from another run if the last timed run did not record them."""

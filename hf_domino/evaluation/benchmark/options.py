@@ -37,11 +37,18 @@ TRANSFORMERS_OWN = (LOOKUP, "assistant", "early_exit", "mtp", "native_dflash")
 # The other methods occur in results that were published before.
 MEASURABLE = (BASELINE, LOOKUP, "recycling", "assistant", "mtp", "domino", "domino_adaptive", WITH_LOOKUP)
 
+# Field of a result -> head of its column. Both take further runs, so they are measured only if asked for.
+FIRST_TOKEN = "time_to_first_token"
+PEAK_MEMORY = "peak_memory"
+COLUMNS = {FIRST_TOKEN: "ms to first token", PEAK_MEMORY: "peak GiB"}
+
+BUNDLED_PROMPTS = "bundled"  # in results: prompts of the bundled pair, where the target has none
+
 # Groups of flags.
 MODELS = "models"
 TEXTS = "texts"
 MEASURED = "what is measured"
-ROWS = "rows"
+RESULTS = "results"
 AT_LEAST_ONE = ("num_prompts", "batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size")
 
 
@@ -50,13 +57,17 @@ def keeps_seed(method: str) -> bool:
     return method not in TRANSFORMERS_OWN
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     """Methods, texts and models of [`benchmark`], and the file of its results."""
 
     target: str | None = None
     drafter: tuple[str, ...] = ()  # several drafters of any method are compared
-    dtype: str = "float32"
+    dtype: str | None = None  # by default, `pair.choose_dtype` chooses
     device: str = "cpu"
     assistant: str | None = option(None, "a small model with the target's vocabulary, to compare with", group=MODELS)
     prompts: Path | None = option(  # noqa: RUF009
@@ -70,7 +81,13 @@ class BenchOptions:
         f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; mtp needs a target with such layers; "
         "domino drafts full blocks, domino_adaptive as far as it pays, which is a drafter's default; domino_lookup "
         f"adds prompt lookup (default: {', '.join(DEFAULT)}, and what other flags name)",
-        type=lambda names: tuple(name.strip() for name in names.split(",")),
+        type=_names,
+        group=MEASURED,
+    )
+    columns: tuple[str, ...] = option(
+        (),
+        f"further columns, some of {', '.join(COLUMNS)}; peak_memory needs a GPU, and counts all loaded models",
+        type=_names,
         group=MEASURED,
     )
     tree_size: int | None = option(
@@ -80,12 +97,15 @@ class BenchOptions:
     repeats: int = option(3, "timed runs per prompt and method; the median counts", group=MEASURED)
     temperature: float = option(0.7, "temperature of the sampled half; 0 for greedy only", group=MEASURED)
     seed: int = option(0, "seed of the sampled half", group=MEASURED)
-    rows: Path = option(  # noqa: RUF009
+    results: Path = option(  # noqa: RUF009
         Path("results.jsonl"),
-        "where rows are written; of a run that was broken off, those that are missing",
-        group=ROWS,
+        "JSONL file of results; the same command finishes a run that was interrupted",
+        group=RESULTS,
     )
-    overwrite: bool = option(False, "measure anew where --rows exists", group=ROWS)
+    overwrite: bool = option(False, "start over if the file of --results exists", group=RESULTS)
+    figures: Path | None = option(  # noqa: RUF009
+        None, "folder for pictures of speed and acceptance (needs matplotlib)", group=RESULTS
+    )
 
     def __post_init__(self) -> None:
         for name in AT_LEAST_ONE:
@@ -96,6 +116,11 @@ class BenchOptions:
             raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
         if not 0 <= self.seed <= MOST_SEED:
             raise refusal("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
+        for name in self.columns:
+            if name not in COLUMNS:
+                raise refusal("--columns", f"some of {', '.join(COLUMNS)}", name, "Separate them by commas.")
+            if name == PEAK_MEMORY and not self.device.startswith("cuda"):
+                raise refusal("--columns", "without peak_memory on this device", self.device, "Use --device cuda.")
         named = () if self.methods in (None, (ALL,)) else self.methods
         for name in named or ():
             if name not in MEASURABLE:
@@ -113,6 +138,5 @@ class BenchOptions:
 
     @property
     def needs_drafter(self) -> bool:
-        """Return whether any of the methods runs the pair's drafter."""
-        names = self.methods or DEFAULT
-        return self.tree_size is not None or any(name == ALL or name.startswith("domino") for name in names)
+        """Return whether a method is named that runs the pair's drafter."""
+        return any(name.startswith("domino") for name in self.methods or ())

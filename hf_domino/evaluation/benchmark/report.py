@@ -7,8 +7,18 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from hf_domino._common.verdict import WAY_OUT, gains, slower_in, verdict
-from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, METHODS, WITH_LOOKUP, keeps_seed
+from hf_domino._common.verdict import STOP, WAY_OUT, gains, slower_in, verdict, why_busy
+from hf_domino.evaluation.benchmark.options import (
+    BASELINE,
+    BUNDLED_PROMPTS,
+    COLUMNS,
+    FIRST_TOKEN,
+    LOOKUP,
+    METHODS,
+    PEAK_MEMORY,
+    WITH_LOOKUP,
+    keeps_seed,
+)
 from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import (
     Summary,
@@ -19,6 +29,8 @@ from hf_domino.evaluation.benchmark.summary import (
     speed_ups_of,
     summarize,
 )
+
+SCALES = {FIRST_TOKEN: 1e3, PEAK_MEMORY: 2**-30}  # from seconds and bytes to the units of the columns
 
 
 def label(method: str) -> str:
@@ -51,13 +63,16 @@ def results_table(rows: Sequence[Row]) -> str:
 
 def speeds_table(rows: Sequence[Row], modes: Mapping[str, str]) -> str:
     """Render tokens a second, speed-ups and acceptance length of every method in these modes as Markdown."""
-    heads = [f"{name}, {what}" for name in modes.values() for what in ("tokens/s", "speed-up", "acceptance length")]
+    asked = [column for column in COLUMNS if any(column in row for row in rows)]
+    columns = ["tokens/s", "speed-up", "acceptance length", *(COLUMNS[column] for column in asked)]
+    heads = [f"{name}, {what}" for name in modes.values() for what in columns]
     body = []
     for method in methods_of(rows):
         cells = [label(method)]
         for one in (summarize(rows, method, mode) for mode in modes):
             speed = f"{one.tokens_per_second:.0f} ({one.quartiles[0]:.0f}-{one.quartiles[1]:.0f})"
             cells += [speed, number(one.speed_up, " x"), acceptance_of(one)]
+            cells += [number(getattr(one, column), scale=SCALES[column]) for column in asked]
         body.append(cells)
     return markdown_table(heads, body)
 
@@ -93,22 +108,33 @@ def conclusion(rows: Sequence[Row]) -> str:
     speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
     if not speed_ups:
         return ""
-    drafters = [method for method in others if method not in METHODS or method.startswith("domino")]
-    best = max(drafters or set(others) - {LOOKUP} or others, key=speed_ups.__getitem__)
+    trained = [method for method in others if method.split(", ")[0] not in METHODS or method.startswith("domino")]
+    best = max(trained or set(others) - {LOOKUP} or others, key=speed_ups.__getitem__)
     counted = slower_in(speed_ups_of(rows, best, BASELINE, "greedy"))
     alone = speed_ups.get("domino_adaptive")
     if best == WITH_LOOKUP and alone:
         counted += f", and {alone:.2f} x without prompt lookup"
     lookup = speed_ups.get(LOOKUP, 0.0)
-    way_out = WAY_OUT
-    if gains(lookup):
-        way_out = f"use prompt lookup without a drafter, {lookup:.2f} x"
-    return verdict(speed_ups[best], plain_label(best), counted, way_out)
+    note = ""
+    if gains(lookup) and gains(lookup / speed_ups[best]):
+        note = f"use prompt lookup without a drafter, {lookup:.2f} x"
+    note = why_busy(_load(rows)) or note
+    num_forwards = sum(row["num_rounds"] for row in rows_of(rows, best, "greedy"))
+    way_out = WAY_OUT if best in trained else STOP
+    return verdict(speed_ups[best], plain_label(best), counted, way_out, note, num_forwards)
 
 
-def number(value: float | None, unit: str = "") -> str:
+def _load(rows: Sequence[Row]) -> float | None:
+    """Return the median load per core of the results, which those of earlier versions do not have."""
+    loads = [row["load"] for row in measured(rows) if row.get("load") is not None]
+    if loads:
+        return statistics.median(loads)
+    return None
+
+
+def number(value: float | None, unit: str = "", scale: float = 1.0) -> str:
     """Return a figure in a table, which is empty for None."""
-    return "" if value is None else f"{value:.2f}{unit}"
+    return "" if value is None else f"{value * scale:.2f}{unit}"
 
 
 def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
@@ -122,10 +148,11 @@ def caption(rows: Sequence[Row]) -> str:
     first = measured(rows)[0]
     plain = rows_of(rows, BASELINE, "greedy")
     sources = [source for row in plain for source in row["sources"]]
-    if all(module for module, *_ in sources):
+    noun = "prompt"
+    if first.get("prompts") == BUNDLED_PROMPTS:
+        noun = "bundled prompt"
+    elif all(module for module, *_ in sources):
         noun = "held-out prompt"
-    else:
-        noun = "prompt"
     prompts = _count(len(sources), noun)
     written = sum(row["new_tokens"] for row in plain) / max(len(sources), 1)
     tokens = f"{first['max_new_tokens']} new tokens"

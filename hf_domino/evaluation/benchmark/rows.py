@@ -38,6 +38,7 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
         drafter_commit = None
     return {
         "methods": list(methods),
+        **({"columns": list(options.columns)} if options.columns else {}),
         **{name: getattr(options, name) for name in OF_OPTIONS},
         "assistant": assistant,
         "device": torch.device(options.device).type,
@@ -50,7 +51,7 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
 def read_rows(path: Path, mend: bool = False) -> list[Row]:
     """Read results from a JSONL file; `mend` leaves out a last line that was interrupted while it was written."""
     if not path.is_file():
-        raise refusal("rows", "a JSONL file", str(path), f"Measure with `hf-domino bench --rows {path}`.")
+        raise refusal("results", "a JSONL file", str(path), f"Measure with `hf-domino bench --results {path}`.")
     rows: list[Row] = []
     lines = list(filter(bytes.strip, path.read_bytes().splitlines()))
     for number, line in enumerate(lines, start=1):
@@ -92,7 +93,7 @@ def finished(path: Path, origin: Row, batches: Mapping[Any, Any], temperature: f
                 if name == "sources":
                     name = f"sources of {mode} batch {prompt}"
                 there = f"as in {path}, {row.get(name)!r}"
-                raise refusal(name, there, value, "Write to another --rows, or give --overwrite.")
+                raise refusal(name, there, value, "Write to another --results, or give --overwrite.")
         found.setdefault(batch, []).append(row)
     return [row for rows in found.values() if len(rows) == len(origin["methods"]) for row in rows]
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
-from hf_domino.evaluation.benchmark.options import BenchOptions, keeps_seed
+from hf_domino.evaluation.benchmark.options import ALL, BUNDLED_PROMPTS, BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
-from hf_domino.pair import PROMPTS, Pair, check_device, find_pair, load_pair, read_prompts
+from hf_domino.pair import NO_DRAFTER, PROMPTS, Pair, choose_dtype, find_pair, load_pair, read_prompts
 
 EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of plain generation
 
@@ -27,32 +27,39 @@ def benchmark(options: BenchOptions) -> list[Row]:
 
     Results are written a batch at a time, and results of the same run that are there already are kept.
     """
-    check_device(options.device)
-    if options.rows.is_dir():
-        raise refusal("--rows", "a file", str(options.rows), "Name one in it, such as results.jsonl.")
-    check_writable(options.rows.parent, "the folder of --rows")
+    if options.results.is_dir():
+        raise refusal("--results", "a file", str(options.results), "Name one in it, such as results.jsonl.")
+    check_writable(options.results.parent, "the folder of --results")
+    dtype = choose_dtype(options.dtype, options.device, options.target)
+    options = replace(options, dtype=str(dtype).removeprefix("torch."))
     drafter, *others = options.drafter or (None,)
     pair = load_pair(
         options.target,
         drafter,
         options.assistant,
-        dtype=dtype_of(options.dtype),
+        dtype=dtype,
         device=options.device,
         others=others,
         is_drafted=options.needs_drafter,
     )
+    if pair.drafter is None and (options.methods in (None, (ALL,)) or options.tree_size is not None):
+        pair = pair.recycled()
+        print(NO_DRAFTER, file=sys.stderr)
     methods, skipped = choose_methods(pair, options)
-    prompts = read_prompts(prompts_of(pair, options.prompts))[: options.num_prompts]
+    path, whose = prompts_of(pair, options.prompts)
+    if whose == BUNDLED_PROMPTS:
+        print(f"prompts: {path}, Python code, as the target's folder has none; give --prompts", file=sys.stderr)
+    prompts = read_prompts(path)[: options.num_prompts]
     size = options.batch_size
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     bench = Bench(pair, methods, options)
-    origin = origin_of(options, pair, methods)
+    origin = origin_of(options, pair, methods) | {"prompts": whose}
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
     kept = []
     if not options.overwrite:
-        kept = finished(options.rows, origin, todo, options.temperature)
+        kept = finished(options.results, origin, todo, options.temperature)
     rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
-    write_whole(options.rows, to_lines(rows))
+    write_whole(options.results, to_lines(rows))
     for done in {(row["mode"], row["prompt"]) for row in kept}:
         del todo[done]
     names = ", ".join(map(plain_label, methods))
@@ -62,18 +69,20 @@ def benchmark(options: BenchOptions) -> list[Row]:
     for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
         found = [row | origin for row in bench.measure(mode, index, batch)]
         rows += found
-        with options.rows.open("a", encoding="utf-8") as file:
+        with options.results.open("a", encoding="utf-8") as file:
             file.write(to_lines(found))
     return rows
 
 
-def prompts_of(pair: Pair, given: Path | None) -> Path:
-    """Return the file of prompts: the one that was given, or else the target's, or else the bundled pair's."""
+def prompts_of(pair: Pair, given: Path | None) -> tuple[Path, str]:
+    """Return the file of prompts and whose they are: given ones, or else the target's, or else the bundled pair's."""
     own = pair.folder / PROMPTS
-    if given or own.is_file():
-        return given or own
+    if given:
+        return given, "given"
+    if own.is_file():
+        return own, "of the target"
     try:
-        return find_pair() / PROMPTS
+        return find_pair() / PROMPTS, BUNDLED_PROMPTS
     except FileNotFoundError as error:
         raise ValueError(f"--prompts must be given: there is no {own}, and no bundled pair.") from error
 

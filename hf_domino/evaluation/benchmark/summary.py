@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from hf_domino.evaluation.benchmark.options import BASELINE
+from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PEAK_MEMORY
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.check.estimate import estimate_mean
 
@@ -29,6 +29,8 @@ class Summary:
     distinct_4gram: float  # mean over prompts of the share of 4-grams that are new
     num_equal: int  # prompts whose tokens equal plain generation's
     num_prompts: int
+    time_to_first_token: float | None = None  # median over prompts, in seconds
+    peak_memory: float | None = None  # largest of all prompts, in bytes
 
 
 def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
@@ -52,7 +54,16 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
         distinct_4gram=statistics.fmean(row["distinct_4gram"] for row in chosen),
         num_equal=count_equal(chosen),
         num_prompts=len(chosen),
+        time_to_first_token=_over(chosen, FIRST_TOKEN, statistics.median),
+        peak_memory=_over(chosen, PEAK_MEMORY, max),
     )
+
+
+def _over(rows: Sequence[Row], field: str, summary: Callable[[list[float]], float]) -> float | None:
+    values = [row[field] for row in rows if field in row]
+    if values:
+        return summary(values)
+    return None
 
 
 def speed_ups_of(rows: Sequence[Row], method: str, other: str, mode: str) -> list[float]:

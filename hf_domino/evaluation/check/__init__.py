@@ -11,12 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
+from hf_domino._common.verdict import load_per_core
 from hf_domino.evaluation.check.estimate import Estimate
 from hf_domino.evaluation.check.measure import Measurement, measure_variants, time_prompts, write_text
+from hf_domino.evaluation.check.positions import PositionFit, fit_by_position
 from hf_domino.evaluation.check.prompts import prepare_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
@@ -24,7 +27,7 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_drafter, check_target, drafter_of
 from hf_domino.target.identity import TargetIdentity, identity_of, recognise
 
-__all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "WidthProbe", "check_fit", "probe_width"]
+__all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "PositionFit", "WidthProbe", "check_fit", "probe_width"]
 
 MAX_NEW_TOKENS = 64  # per prompt
 PROMPTS_AT_A_TIME = 4  # then the verdict shows whether they were enough
@@ -79,17 +82,20 @@ def check_fit(
     prepared = prepare_prompts(target, tokenizer, prompts)
     modes: dict[str, list[list[int]]] = defaultdict(list)
     variants: dict[str, list[list[int]]] = defaultdict(list)
+    apart: list[torch.Tensor] = []
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
             text = write_text(drafter, target, prompt, max_new_tokens)
             modes[prompt.mode].append(text.acceptance_lengths)
-            for name, lengths in measure_variants(drafter, target, text).items():
+            lengths_of, positions = measure_variants(drafter, target, text)
+            apart.append(positions)
+            for name, lengths in lengths_of.items():
                 variants[name].append(lengths)
         result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
     speed_ups = [] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens)
-    return replace(result, speed_ups=speed_ups)
+    return replace(result, speed_ups=speed_ups, load=load_per_core(), positions=fit_by_position(apart))
 
 
 def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:

@@ -21,6 +21,7 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.evaluation.check.estimate import Estimate, estimate_mean
+from hf_domino.evaluation.check.positions import distances
 from hf_domino.evaluation.check.prompts import Prompt
 from hf_domino.evaluation.prepared import GREEDY, prepared
 from hf_domino.methods import DominoDraftModel
@@ -134,17 +135,31 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
 
 
 @torch.no_grad()
-def measure_variants(drafter: DominoDraftModel, target: PreTrainedModel, text: Text) -> dict[str, list[int]]:
-    """Draft a block at every position of a text, once per variant; a text shorter than a block gives no rounds."""
+def measure_variants(
+    drafter: DominoDraftModel, target: PreTrainedModel, text: Text
+) -> tuple[dict[str, list[int]], torch.Tensor]:
+    """Draft a block at every position of a text, once per variant; a text shorter than a block gives no rounds.
+
+    Returns the acceptance lengths of each variant, and the [`distances`] `[R, P, 3]` of the drafter as configured.
+    """
     lengths = {}
+    apart: list[torch.Tensor] = []
     size = drafter.config.block_size
     num_rounds = max(0, text.ids.shape[1] - text.prompt_length - size)
     all_layers = TargetModel(target).capture_kwargs(capture_all=True)
-    outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=1, **all_layers)
+    num_new = text.ids.shape[1] - text.prompt_length
+    outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=num_new + 1, **all_layers)
+    own = outputs.logits[0, -num_new - 1 :]  # the first one chose the first new token
+
+    def observe(places: torch.Tensor, logits: torch.Tensor) -> None:
+        apart.append(distances(own[places.to(own.device) - text.prompt_length], logits, drafter.vocabulary))
+
     for name, view in variants_of(drafter, target.config.get_text_config(decoder=True).num_hidden_layers):
         target_view = TargetModel(target, view.config.layer_ids(target.config))
         states = [states.to(text.ids.device) for states in target_view.captured(outputs)]
         batch = {"input_ids": text.ids, STATES: torch.stack(states, dim=2)}
-        _, found = accept_lengths(view, target_view, batch, text.prompt_length, name != WITHOUT_CONTEXT)
+        watch = observe if name == AS_CONFIGURED else None
+        _, found = accept_lengths(view, target_view, batch, text.prompt_length, name != WITHOUT_CONTEXT, watch)
         lengths[name] = found[:num_rounds].clamp(max=size).tolist()  # every variant has this many proposals
-    return lengths
+    positions = torch.cat([torch.zeros(0, 3, device=text.ids.device), *apart]).view(-1, size, 3)
+    return lengths, positions[:, drafter.config.label_offset :].cpu()

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from hf_domino._common.verdict import gains, slower_in
+from hf_domino._common.verdict import MIN_FORWARDS, gains, slower_in, why_busy
 from hf_domino._common.verdict import verdict as speed_verdict
 from hf_domino.evaluation.check.estimate import MIN_ROUNDS, Estimate, estimate_difference
 from hf_domino.evaluation.check.measure import (
@@ -21,6 +21,7 @@ from hf_domino.evaluation.check.measure import (
     WITHOUT_HEAD,
     Measurement,
 )
+from hf_domino.evaluation.check.positions import PositionFit
 
 # A drafter that fits gets more than half of its first proposals accepted, also a small one that was trained briefly on
 # text unlike the prompt; one that reads the wrong features gets about as many as a bigram would, below a fifth.
@@ -72,6 +73,8 @@ class CheckResult:
         causes (`list[Cause]`): Likely causes, the likeliest first; empty where the drafter fits.
         doubts (`list[str]`): What would be against the drafter, but may be chance.
         speed_ups (`list[float]`): Over plain generation, of each prompt that was timed; none where it does not fit.
+        positions (`list[PositionFit]`): How near the drafter is to its target at each position of a block.
+        load (`float`, *optional*): How many threads per core wanted to run while it was measured.
     """
 
     modes: list[Measurement]
@@ -79,6 +82,8 @@ class CheckResult:
     causes: list[Cause]
     doubts: list[str]
     speed_ups: list[float] = field(default_factory=list)
+    positions: list[PositionFit] = field(default_factory=list)
+    load: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -122,28 +127,35 @@ class CheckResult:
             "doubts": self.doubts,
             "speed_up": self.speed_up,
             "speed_ups": self.speed_ups,
+            "load": self.load,
+            "positions": [position._asdict() for position in self.positions],
             "modes": [mode.to_dict() for mode in self.modes],
             "variants": [variant.to_dict() for variant in self.variants],
         }
 
     def __str__(self) -> str:
-        rounds = f"{self.measured.num_rounds} rounds of {len(self.measured.texts)} texts"
+        busy = why_busy(self.load)
+        num_rounds = self.measured.num_rounds
         if self.causes:
             lines = ["The drafter does not fit:"]
             lines += [f"- {cause.name}: {cause.evidence} {cause.remedy}" for cause in self.causes]
         elif self.doubts:
-            lines = [f"Too few to say whether the drafter fits, {rounds}:", *(f"- {doubt}" for doubt in self.doubts)]
-            lines.append("Give more prompts, like those that the drafter is for, or ones with longer answers.")
+            found = f"{num_rounds} rounds of {len(self.measured.texts)} texts"
+            lines = [f"Inconclusive: {found} are too few to say whether the drafter fits; give more or longer prompts."]
         else:
-            is_worth_it = self.speed_up is None or gains(self.speed_up)
-            if is_worth_it:
-                fits = "fits"
-            else:
+            fits = "fits"
+            is_certain = num_rounds >= MIN_FORWARDS and not busy
+            if is_certain and self.speed_up is not None and not gains(self.speed_up):
                 fits = "fits, but does not make its target faster here"
             lines = [f"The drafter {fits}: first proposals accepted: {self.first_rate}, needed {MIN_FIRST_RATE}"]
         lines += ["", *_table(self.modes, self.variants)]
+        if self.positions:
+            lines += ["", "position  same top-1 token  KL(target || drafter)  total variation"]
+            lines += [f"{at:>8}{top_1:>18.2f}{kl:>23.2f}{apart:>17.2f}" for at, top_1, kl, apart in self.positions]
         if self.speed_up is not None:
-            lines += ["", speed_verdict(self.speed_up, "this drafter", slower_in(self.speed_ups))]
+            counted = slower_in(self.speed_ups)
+            said = speed_verdict(self.speed_up, "this drafter", counted, note=busy, num_forwards=num_rounds)
+            lines += ["", said]
         return "\n".join(lines)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
+from hf_domino.decoding.loop import decode_mode
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
 from hf_domino.target.view import input_device, rounded_to
@@ -126,7 +128,9 @@ def _logits_behind(
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = ids.shape[1]
-        outputs = model(**inputs, return_dict=True)
+        # Behind the prefix, experts run by the kernels that rounds have.
+        with decode_mode(model) if logits else nullcontext():
+            outputs = model(**inputs, return_dict=True)
         kwargs = model._update_model_kwargs_for_generation(
             outputs, kwargs, is_encoder_decoder=False, num_new_tokens=width
         )

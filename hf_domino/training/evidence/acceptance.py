@@ -9,7 +9,7 @@ Shapes: S sequence length, N anchors, K block size.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -80,11 +80,13 @@ def accept_lengths(
     batch: dict[str, torch.Tensor],
     first_anchor: int,
     sees_context: bool = True,
+    observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
     """Acceptance length of a round at every anchor from `first_anchor` on whose proposals lie inside the sequence.
 
     Of one sequence, `input_ids` `[1, S]`, and perhaps its `hidden_states`: `[2, N]` int64, of base and corrected
-    logits; N = max(0, S - num_draft_tokens - first_anchor).
+    logits; N = max(0, S - num_draft_tokens - first_anchor). `observe` is called with the places `[M]` of proposals in
+    the sequence and the corrected logits `[M, D]` there, for pieces of the anchors in turn.
     """
     input_ids = batch["input_ids"]
     config = drafter.config
@@ -120,6 +122,8 @@ def accept_lengths(
                 scores = RepetitionPenaltyLogitsProcessor(penalty)(prefixes, vocabulary.scatter(scores))
                 scores = vocabulary.gather(scores)
             choices.append(vocabulary.ids(scores.argmax(dim=-1)))
+        if observe is not None:
+            observe(positions, logits.flatten(0, 2))
         is_correct = (torch.stack(choices) == labels.flatten()).view(2, *labels.shape[1:])
         lengths.append(accepted_runs(is_correct, config.label_offset) + 1)
     return torch.cat(lengths, dim=1)

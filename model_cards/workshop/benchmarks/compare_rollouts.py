@@ -1,6 +1,6 @@
 """The rollout on a CPU at the head shapes of Qwen3-8B: ours against two published schemes, re-derived here.
 
-    python model_cards/workshop/benchmarks/compare_rollouts.py --rows rollouts.jsonl
+    python model_cards/workshop/benchmarks/compare_rollouts.py --results rollouts.jsonl
 
 Four ways to choose the 16 proposals of a block from the same base logits (the lm_head is not counted):
 
@@ -219,7 +219,7 @@ def compare(drafter: DominoDraftModel, head: Head, blocks: list[Block]) -> list[
 def main() -> None:
     """Measure in the chosen dtypes, print a table and write rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, help="JSONL file to write")
+    parser.add_argument("--results", type=Path, help="JSONL file to write")
     parser.add_argument("--blocks", type=int, default=64, help="rounds to time (default: 64, some 256 tokens)")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float32"], help="dtypes of the head")
     parser.add_argument("--dry-run", action="store_true", help="tiny shapes, to see that it runs")
@@ -238,8 +238,8 @@ def main() -> None:
         for row in compare(*build_head(pair, config, wide), blocks):
             print(json.dumps({"dtype": dtype} | row))
             rows.append({"dtype": dtype} | row | origin)
-    if options.rows:
-        options.rows.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    if options.results:
+        options.results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -32,14 +32,14 @@ def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
     tests = ["-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")]
     commands = {"tests": [*tests, "--collect-only"] if is_dry else tests}
     for kernel in KERNELS:
-        commands[kernel] = [str(BENCHMARKS / f"{kernel}.py"), "--rows", str(output / f"{kernel}.jsonl")]
+        commands[kernel] = [str(BENCHMARKS / f"{kernel}.py"), "--results", str(output / f"{kernel}.jsonl")]
         commands[kernel] += ["--dry-run"] * is_dry
     tiny = ["--shapes", "tiny", "--context", "16", "--rounds", "16", "--repeats", "1"] * is_dry
     rounds = [str(BENCHMARKS / "rounds.py"), *tiny]
-    commands["round"] = [*rounds, "--rows", str(output / "rounds.jsonl")]
-    commands["trees"] = [*rounds, "--tree-size", "16", "--rows", str(output / "trees.jsonl")]
+    commands["round"] = [*rounds, "--results", str(output / "rounds.jsonl")]
+    commands["trees"] = [*rounds, "--tree-size", "16", "--results", str(output / "trees.jsonl")]
     few = ["--num-prompts", "1", "--max-new-tokens", "8", "--without", "drafter, static, compiled"] if is_dry else []
-    commands["pair"] = [str(BENCHMARKS / "pairs.py"), "--rows", str(output / "pairs.jsonl"), *few]
+    commands["pair"] = [str(BENCHMARKS / "pairs.py"), "--results", str(output / "pairs.jsonl"), *few]
     return commands
 
 

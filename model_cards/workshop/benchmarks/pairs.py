@@ -60,7 +60,7 @@ def methods_of(pair: Pair) -> dict[str, dict[str, Any]]:
 
 
 def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
-    """Time all methods on prompt after prompt, and append a row of each to `options.rows`."""
+    """Time all methods on prompt after prompt, and append a row of each to `options.results`."""
     encoded = [encode(pair.tokenizer, [prompt]) for prompt in read_prompts(options.prompts)[: options.num_prompts]]
     encoded.sort(key=lambda inputs: -inputs["input_ids"].shape[1])
     origin = {name: getattr(options, name) for name in ("max_new_tokens", "dtype", "seed")} | {"target": pair.name}
@@ -88,7 +88,7 @@ def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Na
                 expected = text if expected is None else expected
                 about = {"method": method, "mode": mode, "prompt": index, "equals_plain": torch.equal(text, expected)}
                 rows.append(about | row | origin)
-            with options.rows.open("a", encoding="utf-8") as file:
+            with options.results.open("a", encoding="utf-8") as file:
                 file.write(to_lines(rows))
         if time.perf_counter() - start > options.seconds:
             break
@@ -161,16 +161,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--seconds", type=float, default=600, help="begin no prompt after so long")
     add("--without", nargs="*", default=[], help="methods to leave out")
     add("--seed", type=int, default=0, help="of sampled texts")
-    add("--rows", type=Path, default=Path("pairs.jsonl"), help="where rows are written")
+    add("--results", type=Path, default=Path("pairs.jsonl"), help="where rows are written")
     options = parser.parse_args(arguments)
-    check_writable(options.rows.parent, "the folder of --rows")
+    check_writable(options.results.parent, "the folder of --results")
     dtype = dtype_of(options.dtype)
     pair = load_pair(options.target, options.drafter, dtype=dtype, device=options.device)
     options.prompts = prompts_of(pair, options.prompts)
-    options.rows.write_text("")
+    options.results.write_text("")
     methods = {name: how for name, how in methods_of(pair).items() if name not in options.without}
     measure(pair, methods, options)
-    print(table([json.loads(line) for line in options.rows.read_text().splitlines()]))
+    print(table([json.loads(line) for line in options.results.read_text().splitlines()]))
     return 0
 
 

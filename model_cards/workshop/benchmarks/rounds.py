@@ -178,13 +178,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--dtype", default="bfloat16" if on_gpu else "float32", help="dtype of both models")
     add("--device", default="cuda" if on_gpu else "cpu", help="device of both models")
     add("--seed", type=int, default=0, help="seed of weights and prompt")
-    add("--rows", type=Path, default=Path("rounds.jsonl"), help="where rows are written")
+    add("--results", type=Path, default=Path("rounds.jsonl"), help="where rows are written")
     options = parser.parse_args(arguments)
     if options.rounds < 4 * FEW_ROUNDS:
         parser.error(f"--rounds must be at least {4 * FEW_ROUNDS}, got {options.rounds}")
-    check_writable(options.rows.parent, "the folder of --rows")
+    check_writable(options.results.parent, "the folder of --results")
     rows = measure_rounds(options)
-    write_whole(options.rows, to_lines(rows))
+    write_whole(options.results, to_lines(rows))
     print(table(rows))
     return 0 if rows[0]["is_equal"] else 1
 

@@ -136,7 +136,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=1, help="rows")
     parser.add_argument("--repeats", type=int, default=200, help="timed runs; the median counts")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and inputs")
-    parser.add_argument("--rows", type=Path, help="append rows to this JSONL file")
+    parser.add_argument("--results", type=Path, help="append rows to this JSONL file")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes, once, also without a GPU")
     options = parser.parse_args()
     if not (torch.cuda.is_available() or options.dry_run):
@@ -160,8 +160,8 @@ def run(kernel: str, cases: Sequence[Case], options: argparse.Namespace) -> None
     for row in rows:
         times = " | ".join(f"{row[field]:.4f}" for field in ("median_ms", "p90_ms"))
         print(f"| {row['case']} | {row['implementation']} | {times} | {row['gigabytes_per_second']:.0f} |")
-    if options.rows:
-        with options.rows.open("a", encoding="utf-8") as file:
+    if options.results:
+        with options.results.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
 
 

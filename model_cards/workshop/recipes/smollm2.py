@@ -99,8 +99,9 @@ class SmolLM2Recipe:
         """
         count, held_out = PARTS[part] // 2, output / HELD_OUT
         kept_out = (SHORT_PROMPTS, LONG_PROMPTS, *([held_out] if part else []))
-        how = (f"--seed={part}", f"--eval-rows={0 if part else EVALUATION_ROWS}", "--exclude", *map(str, kept_out))
-        own = self._write(f"chats-{part}", f"--rows={count}", *ASKING, *how)
+        held_out_examples = f"--num-eval-examples={0 if part else EVALUATION_ROWS}"
+        how = (f"--seed={part}", held_out_examples, "--exclude", *map(str, kept_out))
+        own = self._write(f"chats-{part}", f"--num-examples={count}", *ASKING, *how)
         tasks = write_tasks(own / "train.jsonl", self.work / f"tasks-{part}.jsonl", count, part)
         folders = (own, self._write(f"tasks-{part}", f"--prompts={tasks}", *how))
         if not part:
@@ -147,7 +148,7 @@ class SmolLM2Recipe:
         for name, (prompts, count, dtype, at_once, methods) in MEASUREMENTS.items():
             what = (f"--target={self.target}", f"--dtype={dtype}", f"--methods={methods}")
             texts = (f"--prompts={prompts}", f"--num-prompts={count}", f"--batch-size={at_once}", "--max-new-tokens=64")
-            rows = f"--rows={self.drafter / name}"
+            rows = f"--results={self.drafter / name}"
             run_command(HF_DOMINO, "bench", *what, *texts, "--repeats=1", rows)
         return self.drafter
 

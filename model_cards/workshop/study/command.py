@@ -10,8 +10,8 @@ from hf_domino.cli.flags import positive_int
 
 EXAMPLES = """\
   python model_cards/workshop study --list
-  python model_cards/workshop study --work study-work --rows study.jsonl --processes 2
-  python model_cards/workshop study --rows study.jsonl --figures docs/study
+  python model_cards/workshop study --work study-work --results study.jsonl --processes 2
+  python model_cards/workshop study --results study.jsonl --figures docs/study
 """
 
 
@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--packages", type=Path, help="folder with the corpus's packages (default: install them)")
     add("--max-new-tokens", type=positive_int, default=144, help="longest text of the target, in tokens")
     add("--work", type=Path, default=Path("study-work"), help="folder for texts, weights and logs")
-    add("--rows", type=Path, default=Path("study.jsonl"), help="where rows are added to, or read from")
+    add("--results", type=Path, default=Path("study.jsonl"), help="where rows are added to, or read from")
     add("--processes", type=positive_int, default=2, help="runs at a time, each in a process of its own")
     add("--threads", type=positive_int, default=1, help="CPU threads of each")
     add("--list", action="store_true", help="show the variants, and which runs have a row")
-    add("--figures", type=Path, help="draw what --rows say into this folder")
+    add("--figures", type=Path, help="draw what --results say into this folder")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,11 +46,11 @@ def run(options: argparse.Namespace) -> int:
         from figures import write_figures
         from study.figures import make_figures
 
-        rows = of_budget(read_rows(options.rows), options.budget)
+        rows = of_budget(read_rows(options.results), options.budget)
         print(*write_figures(make_figures(study, rows), options.figures), sep="\n")
         return 0
     if options.list:
-        done = read_rows(options.rows) if options.rows.exists() else []
+        done = read_rows(options.results) if options.results.exists() else []
         print(listing(study, budget, [row for row in done if row["budget"] == budget]))
         return 0
     from hf_domino._common.refusal import refusal
@@ -70,4 +70,4 @@ def run(options: argparse.Namespace) -> int:
         for name in (run.variant for run in runs if study.variants[run.variant].text != MIXED):
             raise refusal(f"text of {name} with --train-file", MIXED, study.variants[name].text, "Name others: --only.")
         texts = text_of_files(options.work, files, target, counts, study.base["max_length"])
-    return conduct(study, runs, target, texts, budget, options.work, options.rows, options.processes)
+    return conduct(study, runs, target, texts, budget, options.work, options.results, options.processes)

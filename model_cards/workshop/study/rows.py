@@ -18,7 +18,7 @@ OWN = ("variant", "seed", "changes")  # what differs from run to run
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a study."""
     if not path.is_file():
-        raise refusal("--rows", "a JSONL file", str(path), "There is none of that name: study makes one.")
+        raise refusal("--results", "a JSONL file", str(path), "There is none of that name: study makes one.")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -44,6 +44,6 @@ def finished(rows: Sequence[Row], wanted: Mapping[Run, Row]) -> set[Run]:
         for name, value in start.items():
             if other.get(name) != value and (row is not None or name not in OWN):
                 expected = f"{other.get(name)!r}, as in the rows of budget {start['budget']}"
-                remedy = "Write to another --rows, or delete the rows of this budget."
+                remedy = "Write to another --results, or delete the rows of this budget."
                 raise refusal(f"{name} of {run.name}", expected, value, remedy)
     return done

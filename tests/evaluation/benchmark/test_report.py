@@ -92,15 +92,41 @@ def test_single_steps_are_told_from_drafted_rounds():
             "Slower than plain: 0.80 x with Domino, slower than plain in 2 of 2 prompts; generate without it here, or "
             "train it on until its rounds bring more tokens.",
         ),
+        (
+            {"domino_lookup": [150, 150], "prompt_lookup": [180, 180]},
+            "Faster than plain: 1.50 x with Domino with prompt lookup, slower than plain in 0 of 2 prompts; use prompt "
+            "lookup without a drafter, 1.80 x.",
+        ),
+        (  # which cannot be trained
+            {"prompt_lookup": [90, 90], "recycling": [80, 80]},
+            "Slower than plain: 0.80 x with token recycling, slower than plain in 2 of 2 prompts; generate without it "
+            "here.",
+        ),
         ({}, ""),
     ],
 )
 def test_a_benchmark_ends_with_what_came_of_it(speeds, sentence):
     speeds = {"plain": [100, 100]} | speeds
-    assert (
-        conclusion([row(method, index, [one]) for method in speeds for index, one in enumerate(speeds[method])])
-        == sentence
-    )
+    rows = [row(method, at, [one], [2] * 16) for method in speeds for at, one in enumerate(speeds[method])]
+    assert conclusion(rows) == sentence
+
+
+@pytest.mark.parametrize(
+    ("lengths", "load", "sentence"),
+    [
+        ([7] * 4, 0.5, "Inconclusive: 8 forwards with Domino are too few to time; generate more tokens."),
+        (
+            [7] * 16,
+            2.0,
+            "Slower than plain: 0.80 x with Domino, slower than plain in 2 of 2 prompts; other programs kept the "
+            "machine busy (load 2.0 per core), so measure again when it is idle.",
+        ),
+    ],
+)
+def test_a_drafter_is_not_blamed_for_what_the_machine_does(lengths, load, sentence):
+    speeds = {"plain": 100, "domino_adaptive": 80}
+    rows = [row(name, at, [speed], lengths) | {"load": load} for name, speed in speeds.items() for at in range(2)]
+    assert conclusion(rows) == sentence
 
 
 def test_table_shows_differences_honestly_and_misses_no_rows():

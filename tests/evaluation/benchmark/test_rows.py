@@ -59,7 +59,7 @@ def test_a_batch_broken_off_while_writing_is_measured_again(path):
     [
         ({"origin": {"commit": "def"}}, "commit must be as in .*, 'abc', got 'def'"),
         ({"origin": {"drafter_commit": "def"}}, "drafter_commit .* None, got 'def'"),
-        ({"origin": {"repeats": 1}}, "repeats .* 3, got 1. Write to another --rows, or give --overwrite"),
+        ({"origin": {"repeats": 1}}, "repeats .* 3, got 1. Write to another --results, or give --overwrite"),
         ({"origin": {"methods": ["plain", "recycling"]}}, "methods must be"),
         ({"temperature": 1.0}, "temperature .* 0.7, got 1.0"),
         ({"batches": BATCHES | {("greedy", 1): [{"text": "other"}]}}, "sources of greedy batch 1"),
@@ -72,7 +72,7 @@ def test_a_run_measured_otherwise_is_refused(path, changes, message):
 
 
 def test_rows_that_are_not_there_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"rows must be a JSONL file, got '.*none.jsonl'. Measure with `hf-domino"):
+    with pytest.raises(ValueError, match=r"results must be a JSONL file, got '.*none.jsonl'. Measure with `hf-domino"):
         read_rows(tmp_path / "none.jsonl")
 
 

@@ -25,7 +25,7 @@ COMMANDS = "/new: forget the conversation; /quit: end (or Ctrl-D)"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino chat`."""
-    parser.add_argument("--system", help="system message, where the target has a chat template")
+    parser.add_argument("--system", help="system message, for a target with a chat template")
     add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=512)
     add_models(parser.add_argument_group("models"))
 
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     conversation = Conversation(pair, options.system)
     how = ""
     if not pair.tokenizer.chat_template:
-        how = f" {pair.name} has no chat template: it goes on with what you write."
+        how = f" {pair.name} has no chat template: it continues the text that you write."
     print(f"{pair.name} with {pair.drafter_name}.{how}\n{COMMANDS}\n", file=sys.stderr)
     while (said := _read()) is not None:
         if said == "/new":
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> None:
             try:
                 conversation.answer(said, printer, arguments)
             except KeyboardInterrupt:
-                print("\n(broken off; Ctrl-D ends)", file=sys.stderr)
+                print("\n(interrupted; Ctrl-D ends the chat)", file=sys.stderr)
             else:
                 print(pair.drafter.stats.summary, file=sys.stderr)
 

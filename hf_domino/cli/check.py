@@ -26,13 +26,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         type=Path,
-        help=f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or a dozen short ones)",
+        help=f"file of records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or a dozen short ones)",
     )
-    number_help = "use at most N prompts of the file (default: 12)"
+    number_help = "maximum number of prompts of the file"
     parser.add_argument("--num-prompts", type=positive_int, default=12, help=number_help)
-    length_help = "tokens to generate per prompt (default: 64)"
+    length_help = "maximum number of tokens to generate per prompt (default: 64)"
     parser.add_argument("--max-new-tokens", type=positive_int, help=length_help)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -17,14 +17,19 @@ EXAMPLES = """\
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino export`."""
     parser.add_argument("--drafter", required=True, help="folder or Hub name of the drafter")
-    parser.add_argument("--target", help="its target, whose rows of lm_head speculators stores with a draft vocabulary")
+    parser.add_argument(
+        "--target",
+        help="folder or Hub name of the target; speculators needs its lm_head for a drafter with a draft vocabulary",
+    )
     parser.add_argument("--output", required=True, type=Path, help="folder to write")
     parser.add_argument(
-        "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators holds no Domino"
+        "--format", choices=FORMATS, default="specforge", help="layout of the folder; speculators has none for Domino"
     )
-    parser.add_argument("--engine", choices=ENGINE_NAMES, help="write only what this engine takes")
+    parser.add_argument(
+        "--engine", choices=ENGINE_NAMES, help="check the drafter for this engine, and refuse what it does not support"
+    )
     parser.add_argument("--dtype", **DTYPE, default="bfloat16", help="dtype of the weights")
-    parser.add_argument("--overwrite", action="store_true", help="replace a checkpoint in the output folder")
+    parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output folder")
 
 
 def run(options: argparse.Namespace) -> None:

@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino find`."""
     parser.add_argument("target", metavar="TARGET", help="OWNER/NAME of the target on the Hub")
     parser.add_argument(
-        "--limit", type=positive_int, default=20, help="repositories to look into, most downloaded first"
+        "--limit",
+        type=positive_int,
+        default=20,
+        help="number of repositories to look into, from the most downloaded one on",
     )
 
 
@@ -31,8 +34,9 @@ def run(options: argparse.Namespace) -> None:
     set_up()
     found = find(options.target, limit=options.limit)
     if not found:
-        print(f"The Hub has no drafter for {options.target} that says so, by its base model, tags or name.")
-        print("Train one: hf-domino train --help")
+        print(f"The Hub has no drafter that names {options.target} by its base model, its tags or its own name.")
+        print("You can train one: hf-domino train --help")
+        print("Token recycling needs no training: hf-domino chat --target MODEL --drafter recycling")
     else:
         print("\n\n".join(map(_paragraph, found)))
 

@@ -27,10 +27,12 @@ TYPICAL = 5  # a prompt of the bundled pair with about the median speed-up, whos
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino generate`."""
-    held_out = "default: a held-out prompt of the target's folder"
-    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help=f"text, or - to read it from stdin ({held_out})")
+    held_out = "default: a held-out prompt from the target's folder"
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help=f"the text, or - to read it from stdin ({held_out})"
+    )
     parser.add_argument("--compare", action="store_true", help="generate without the drafter, too, and compare both")
-    parser.add_argument("--rounds", action="store_true", help="show which tokens came from which round")
+    parser.add_argument("--rounds", action="store_true", help="mark where each round ends")
     add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=256)
     add_models(parser.add_argument_group("models"))
 

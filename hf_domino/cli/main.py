@@ -21,16 +21,19 @@ from hf_domino.cli.flags import respell
 
 # name -> (module, one line of help)
 COMMANDS = {
-    "generate": ("hf_domino.cli.generate", "Answer one prompt with a target and its drafter, or compare both."),
-    "chat": ("hf_domino.cli.chat", "Talk to a target with its drafter, and see each round."),
-    "run": ("hf_domino.cli.run", "Start a program in which every generate of the target drafts."),
-    "check": ("hf_domino.cli.check", "Say whether a drafter fits its target, and if not, why."),
-    "train": ("hf_domino.cli.train", "Train a drafter for a target, from one YAML file or flags."),
-    "data": ("hf_domino.cli.data", "Let a target write its own training text, with or without prompts."),
-    "bench": ("hf_domino.cli.bench", "Measure every way to generate on your model, in one process."),
-    "find": ("hf_domino.cli.find", "List drafters on the Hub for a target, and say which of them load."),
-    "push": ("hf_domino.cli.push", "Write a drafter's card from its rows, and publish its folder on the Hub."),
-    "export": ("hf_domino.cli.export", "Write a drafter as a folder that SGLang, vLLM and others read."),
+    "generate": (
+        "hf_domino.cli.generate",
+        "Answer one prompt with a target and its drafter, or compare with the target alone.",
+    ),
+    "chat": ("hf_domino.cli.chat", "Chat with a target and its drafter, and see each round."),
+    "run": ("hf_domino.cli.run", "Start a program in which every generate of the target uses a drafter."),
+    "check": ("hf_domino.cli.check", "Check whether a drafter fits its target, and if it does not, why."),
+    "train": ("hf_domino.cli.train", "Train a drafter for a target, with a YAML file, flags or both."),
+    "data": ("hf_domino.cli.data", "Let a target write the training text of its drafter."),
+    "bench": ("hf_domino.cli.bench", "Measure how fast your model generates with each method."),
+    "find": ("hf_domino.cli.find", "List the drafters for a target on the Hub, and say which of them load."),
+    "push": ("hf_domino.cli.push", "Write a drafter's card, and publish its folder on the Hub."),
+    "export": ("hf_domino.cli.export", "Export a drafter for SGLang, vLLM and others."),
     "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
 }
 HELP = {"-h", "--help"}
@@ -104,7 +107,7 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Show defaults except those of switches, and show examples without reformatting them."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_silent = action.default is False or action.default in (None, [], argparse.SUPPRESS)
+        is_silent = action.default is False or action.default in (None, [], (), argparse.SUPPRESS)
         if is_silent:
             return action.help
         return super()._get_help_string(action)

@@ -13,23 +13,27 @@ EXAMPLES = """\
   hf-domino push my-drafter my-name/my-drafter --dry-run
   hf-domino push my-drafter my-name/my-drafter --private
 
-The card is computed from the folder's configuration, the rows of `hf-domino bench` in its results.jsonl, and what the
-trainer recorded. The token is that of `hf auth login`, or of the environment's HF_TOKEN. It is no flag: command lines
-are seen by other users of a machine, and kept in the shell's history. A push that broke off is resumed by the same
-command. For a branch or a pull request write the card, and then `hf upload`.
+The card is computed from the folder's configuration, from results.jsonl, which `hf-domino bench` wrote, and from the
+trainer's record. Log in with `hf auth login`, or set HF_TOKEN. There is no flag for the token, because other users of
+a machine can see command lines, and the shell keeps them. To resume an interrupted push, run the same command again.
+For a branch or a pull request, write the card with --card-only and then use `hf upload`.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino push`."""
-    parser.add_argument("folder", metavar="FOLDER", type=Path, help="what save_pretrained or `hf-domino train` wrote")
-    parser.add_argument("repo", metavar="REPO", nargs="?", help="OWNER/NAME on the Hub, made where there is none")
-    parser.add_argument("--target", help="its target on the Hub (default: as in the card, or in config.json)")
+    parser.add_argument(
+        "folder", metavar="FOLDER", type=Path, help="folder that save_pretrained or `hf-domino train` wrote"
+    )
+    parser.add_argument(
+        "repo", metavar="REPO", nargs="?", help="OWNER/NAME on the Hub, which is created if it does not exist"
+    )
+    parser.add_argument("--target", help="Hub name of the target (default: the one in the card or in config.json)")
     parser.add_argument("--license", help="licence of the weights, such as apache-2.0")
-    parser.add_argument("--private", action="store_true", help="only its owner sees a new repository")
+    parser.add_argument("--private", action="store_true", help="make a new repository private")
     add = parser.add_mutually_exclusive_group().add_argument
-    add("--card-only", action="store_true", help="write FOLDER/README.md, and send nothing; no REPO is needed")
-    add("--dry-run", action="store_true", help="list what would go; nothing is written, sent or asked")
+    add("--card-only", action="store_true", help="write FOLDER/README.md and send nothing; REPO is not needed")
+    add("--dry-run", action="store_true", help="list the files that would be sent, without writing or sending anything")
 
 
 def run(options: argparse.Namespace) -> None:

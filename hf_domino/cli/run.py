@@ -16,8 +16,8 @@ EXAMPLES = """\
   hf-domino run --drafter my-drafter lm_eval run -a pretrained=my-target -t gsm8k
   hf-domino run --drafter my-drafter --log-calls transformers serve my-target
 
-The target is known by what the drafter's configuration records of it. Other models generate as ever.
-In Python: hf_domino.attach(target, drafter).
+The drafter's configuration records which model its target is. Other models generate as usual.
+In Python, use hf_domino.attach(target, drafter).
 """
 
 
@@ -25,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino run`."""
     add = parser.add_argument
     add("--drafter", required=True, help="folder or Hub name of the drafter")
-    add("--log-calls", action="store_true", help="tell tokens and speed of each call of generate")
-    add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="program and its arguments")
+    add("--log-calls", action="store_true", help="print the tokens and the speed of each call of generate")
+    add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program to start, with its arguments")
 
 
 def run(options: argparse.Namespace) -> None:
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> None:
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     program = shutil.which(next(iter(options.words), ""), path=path)
     if program is None:
-        remedy = "It is looked for beside this Python, then on the PATH."
+        remedy = "The command looks for it beside this Python, and then on the PATH."
         raise refusal("COMMAND", "a program and its arguments", shlex.join(options.words), remedy)
     startup = Path(patch.__file__).with_name("startup")
     if Path(drafter).is_dir():

@@ -137,14 +137,15 @@ def card_for(
     if target:
         wins.append("base_model")
     merged = read_card(merge_card(existing, new, wins))
-    if isinstance(merged.data.base_model, str) and not is_hub_name(merged.data.base_model):
-        merged.data.base_model = None  # a folder, which nobody else has
+    data: Any = merged.data
+    if isinstance(data.base_model, str) and not is_hub_name(data.base_model):
+        data.base_model = None  # a folder, which nobody else has
     return str(merged)
 
 
 def missing_from(card: str) -> list[str]:
     """Say what the head of a card lacks that the Hub shows, each with the flag that gives it."""
-    data = read_card(card).data
+    data: Any = read_card(card).data
     missing = []
     if not data.base_model:
         missing.append("The card names no base model on the Hub: give --target OWNER/NAME.")

@@ -176,7 +176,7 @@ def test_a_chat_is_one_conversation(flags, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", said)
     assert cli.main(["chat", "--max-new-tokens", "8", "--temperature", "0", *flags]) == 0
     shown = capsys.readouterr().err
-    assert "has no chat template: it goes on with what you write" in shown
+    assert "has no chat template: it continues the text that you write" in shown
     assert shown.count("8 tokens in") == 2
     assert shown.count("/new: forget the conversation") == 2  # at the start, and for what it does not know
     assert said.read() == "never read\n"

@@ -69,34 +69,38 @@ class BenchOptions:
     drafter: tuple[str, ...] = ()  # several drafters of any method are compared
     dtype: str | None = None  # by default, `pair.choose_dtype` chooses
     device: str = "cpu"
-    assistant: str | None = option(None, "a small model with the target's vocabulary, to compare with", group=MODELS)
-    prompts: Path | None = option(  # noqa: RUF009
-        None, f"records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or bundled)", group=TEXTS
+    assistant: str | None = option(
+        None, "a small model with the same vocabulary as the target, to compare with", group=MODELS
     )
-    num_prompts: int = option(50, "use the first N prompts", group=TEXTS)
-    batch_size: int = option(1, "prompts per call, padded on the left", group=TEXTS)
-    max_new_tokens: int = option(128, "tokens to generate per prompt", group=TEXTS)
+    prompts: Path | None = option(  # noqa: RUF009
+        None,
+        f"file of records with {PROMPT_FIELDS} (default: prompts.jsonl in the target's folder, or the bundled prompts)",
+        group=TEXTS,
+    )
+    num_prompts: int = option(50, "number of prompts, from the first one of the file on", group=TEXTS)
+    batch_size: int = option(1, "number of prompts per call", group=TEXTS)
+    max_new_tokens: int = option(128, "maximum number of tokens to generate per prompt", group=TEXTS)
     methods: tuple[str, ...] | None = option(
         None,
-        f"all, or some of {', '.join(MEASURABLE)}; plain is always measured; mtp needs a target with such layers; "
-        "domino drafts full blocks, domino_adaptive as far as it pays, which is a drafter's default; domino_lookup "
-        f"adds prompt lookup (default: {', '.join(DEFAULT)}, and what other flags name)",
+        f"all, or some of {', '.join(MEASURABLE)}, separated by commas. plain is always measured. mtp needs a target "
+        "with MTP layers. domino drafts full blocks, domino_adaptive as far as it pays, and domino_lookup adds prompt "
+        f"lookup (default: {', '.join(DEFAULT)}, and the methods that other flags name)",
         type=_names,
         group=MEASURED,
     )
     columns: tuple[str, ...] = option(
         (),
-        f"further columns, some of {', '.join(COLUMNS)}; peak_memory needs a GPU, and counts all loaded models",
+        f"more columns to measure: {', '.join(COLUMNS)}. peak_memory needs a GPU, and includes all loaded models",
         type=_names,
         group=MEASURED,
     )
     tree_size: int | None = option(
-        None, "compare trees of up to N nodes with chains, of each drafter", metavar="N", group=MEASURED
+        None, "compare trees of up to N nodes with chains, for each drafter", metavar="N", group=MEASURED
     )
-    lookup_tokens: int = option(10, "most tokens that prompt lookup proposes", group=MEASURED)
-    repeats: int = option(3, "timed runs per prompt and method; the median counts", group=MEASURED)
-    temperature: float = option(0.7, "temperature of the sampled half; 0 for greedy only", group=MEASURED)
-    seed: int = option(0, "seed of the sampled half", group=MEASURED)
+    lookup_tokens: int = option(10, "maximum number of tokens that prompt lookup proposes", group=MEASURED)
+    repeats: int = option(3, "number of timed runs per prompt and method, of which the median counts", group=MEASURED)
+    temperature: float = option(0.7, "temperature of the sampled runs; 0 measures greedy decoding only", group=MEASURED)
+    seed: int = option(0, "random seed for sampling", group=MEASURED)
     results: Path = option(  # noqa: RUF009
         Path("results.jsonl"),
         "JSONL file of results; the same command finishes a run that was interrupted",

@@ -30,8 +30,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Run `hf-domino find`."""
     from hf_domino.publishing import find
+    from hf_domino.publishing.released import known_drafters
 
     set_up()
+    if line := known_drafters(options.target):
+        print(f"{line}\n")
     found = find(options.target, limit=options.limit)
     if not found:
         print(f"The Hub has no drafter that names {options.target} by its base model, its tags or its own name.")

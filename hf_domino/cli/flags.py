@@ -129,6 +129,7 @@ def load_models(options: argparse.Namespace, is_drafted: bool = False) -> Pair:
     for a drafter of its own.
     """
     from hf_domino.pair import NO_DRAFTER, choose_dtype, load_pair
+    from hf_domino.publishing.released import known_drafters
 
     device = options.device or default_device()
     dtype = choose_dtype(options.dtype, device, options.target)
@@ -138,7 +139,7 @@ def load_models(options: argparse.Namespace, is_drafted: bool = False) -> Pair:
     pair = load_pair(options.target, options.drafter, dtype=dtype, device=device, is_drafted=is_drafted)
     if pair.drafter is None:
         pair = pair.recycled()
-        print(NO_DRAFTER, file=sys.stderr)
+        print(known_drafters(options.target or "") or NO_DRAFTER, file=sys.stderr)
     return pair
 
 

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
+from hf_domino import DominoConfig
 from hf_domino.evaluation.benchmark.options import BASELINE, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
+from hf_domino.publishing.released import read_released
 from study.page import signed
 from study.plan import load_study
 from study.rows import of_budget
@@ -23,7 +25,7 @@ from study.rows import read_rows as read_runs
 from study.summary import Summary
 from study.summary import summarize as summarize_runs
 
-EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md\n"
+EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md docs/methods.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static"  # of model_cards/workshop/benchmarks/pairs.py
 REMOVED = ("medusa", "lookahead", "early_exit")  # no longer in the package: pages leave their results out
@@ -82,6 +84,19 @@ def methods(folder: Path, files: Sequence[str]) -> str:
     ]
     origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"
+
+
+def released(folder: Path, files: Sequence[str]) -> str:
+    """The released drafters in a FILE; with `tested` behind it one for each target, which we ran or tested."""
+    known = read_released(folder / files[0])
+    if "tested" in files:
+        known = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
+    lines = ["| target | drafter | method | tokens a round, by its card | |", "|---|---|---|---:|---|"]
+    for one in known:
+        length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
+        title = DominoConfig.of_method(one.method).title
+        lines.append(f"| `{one.target}` | `{one.drafter}` | {title} | {length} | {one.mark} |")
+    return "\n".join(lines) + "\n"
 
 
 def kinds(folder: Path, files: Sequence[str]) -> str:
@@ -143,7 +158,7 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, kinds, variants, trained)}
+RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, released, kinds, variants, trained)}
 
 
 def _name(rows: Sequence[Row]) -> str:

@@ -1,0 +1,77 @@
+"""Drafters that were released for known targets: a dated list, read without a network."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from hf_domino._common.refusal import refusal
+
+FILE = Path(__file__).with_name("released.jsonl")
+MARKS = ("run by us", "layout tested", "not tried")
+
+
+@dataclass(frozen=True)
+class ReleasedDrafter:
+    """Describe one released drafter. None stands for what is not known.
+
+    Args:
+        target (`str`): The target's name on the Hub.
+        billions (`float`): Parameters of the target, in billions.
+        drafter (`str`): The drafter's name on the Hub, or its folder in this repository.
+        method (`str`): Its `projector_type`.
+        acceptance_length (`float`, *optional*): Tokens per round that its own card reports, on text of its choice.
+        licence (`str`, *optional*): Its licence.
+        mark (`str`): `"run by us"`, `"layout tested"` (with small random weights), or `"not tried"`.
+        seen (`str`): Month in which it was seen, `YYYY-MM`.
+    """
+
+    target: str
+    billions: float
+    drafter: str
+    method: str
+    acceptance_length: float | None
+    licence: str | None
+    mark: str
+    seen: str
+
+
+def released(target: str | None = None) -> list[ReleasedDrafter]:
+    """List the known drafters for a target, small targets first.
+
+    Args:
+        target (`str`, *optional*): The target's name on the Hub; defaults to all targets.
+
+    Example:
+    ```python
+    >>> from hf_domino.publishing import released
+    >>> [drafter.drafter for drafter in released("Qwen/Qwen3-0.6B")]
+    ['Eros483/Qwen3-0.6B-Domino-b8']
+
+    ```
+    """
+    known = read_released(FILE)
+    return [drafter for drafter in known if target is None or drafter.target.lower() == target.lower()]
+
+
+def read_released(path: Path) -> list[ReleasedDrafter]:
+    """Read such a file, and refuse a line that lacks a field, has another, or has a mark that is none."""
+    names = {field.name for field in fields(ReleasedDrafter)}
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        values = json.loads(line)
+        if wrong := names ^ values.keys():
+            raise refusal(f"{path}, line {number}", f"with the fields {', '.join(sorted(names))}", sorted(wrong), "")
+        if values["mark"] not in MARKS:
+            raise refusal(f"mark in {path}, line {number}", f"one of {', '.join(MARKS)}", values["mark"], "")
+        found.append(ReleasedDrafter(**values))
+    return found
+
+
+def known_drafters(target: str) -> str | None:
+    """Name the released drafters for a target in a line, for commands that were given none; None without any."""
+    found = [f"{drafter.drafter} ({drafter.mark})" for drafter in released(target)]
+    if not found:
+        return None
+    return f"Released for {target}: {', '.join(found)}. Use one with --drafter NAME."

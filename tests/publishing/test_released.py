@@ -1,0 +1,41 @@
+"""The list of released drafters: whole, sorted, and read by the commands without a network."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from hf_domino import DominoConfig
+from hf_domino.publishing import released
+from hf_domino.publishing.released import FILE, known_drafters, read_released
+
+
+def test_every_line_names_a_method_and_a_target_once():
+    known = released()
+    assert len(known) == len({(one.target, one.drafter) for one in known}) > 20
+    assert [one.billions for one in known] == sorted(one.billions for one in known)
+    for one in known:
+        assert DominoConfig.of_method(one.method).projector_type == one.method
+
+
+def test_names_of_targets_are_those_of_the_hub_in_any_case():
+    assert released("qwen/qwen3-4b") == released("Qwen/Qwen3-4B") != []
+    assert released("nobody/nothing") == []
+    assert known_drafters("nobody/nothing") is None
+    assert "Huang2020/Qwen3-8B-Domino-b16 (layout tested)" in str(known_drafters("Qwen/Qwen3-8B"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"mark": "perfect"}, "mark in .* line 1 must be one of run by us, layout tested, not tried, got 'perfect'"),
+        ({"speed": 3}, r"line 1 must be with the fields .* got \['speed'\]"),
+    ],
+)
+def test_wrong_lines_are_named(change, message, tmp_path):
+    line = json.loads(FILE.read_text().splitlines()[0]) | change
+    path = tmp_path / "released.jsonl"
+    path.write_text(json.dumps(line))
+    with pytest.raises(ValueError, match=message):
+        read_released(path)

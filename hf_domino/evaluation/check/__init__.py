@@ -90,10 +90,10 @@ def check_fit(
         result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), is_its_target)
         if result.verdict != TOO_FEW:
             break
-    speed_ups = [] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens)
-    return replace(
-        result, speed_ups=speed_ups, load=load_per_core(), positions=fit_by_position([apart for _, apart in found])
-    )
+    result = replace(result, load=load_per_core(), positions=fit_by_position([apart for _, apart in found]))
+    if result.causes:
+        return result
+    return replace(result, speed_ups=time_prompts(drafter, target, prepared, max_new_tokens))
 
 
 def _is_recorded(drafter: DominoDraftModel, target: PreTrainedModel) -> bool:

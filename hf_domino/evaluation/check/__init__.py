@@ -77,7 +77,6 @@ def check_fit(
     ```
     """
     drafter = _checked(drafter, target)
-    is_its_target = _is_recorded(drafter, target)
     prepared = prepare_prompts(target, tokenizer, prompts)
     modes: dict[str, list[list[int]]] = defaultdict(list)
     found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # of each text: rounds of variants, distances
@@ -87,7 +86,7 @@ def check_fit(
             modes[prompt.mode].append(text.acceptance_lengths)
             found.append(measure_variants(drafter, target, text))
         variants = {name: [lengths[name] for lengths, _ in found] for name in found[0][0]}
-        result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), is_its_target)
+        result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), _is_recorded(drafter, target))
         if result.verdict != TOO_FEW:
             break
     result = replace(result, load=load_per_core(), positions=fit_by_position([apart for _, apart in found]))

@@ -43,8 +43,8 @@ def check_fit(
 ) -> CheckResult:
     """Measure whether a drafter fits its target, and say why if it does not.
 
-    It generates a little text as configured and with other layers, another `shift_label`, no correction head or no
-    context, until the verdict is outside its sampling error, and then times a few prompts if the drafter may fit.
+    It generates text as configured and in variants, such as with other layers or without the correction head, until the
+    verdict is outside its sampling error, and then times a few prompts if the drafter may fit.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
@@ -77,25 +77,28 @@ def check_fit(
     ```
     """
     drafter = _checked(drafter, target)
-    recorded = TargetIdentity.recorded_in(drafter.config)
-    is_its_target = recorded is not None and recorded.has_weights_of(identity_of(target)) is True
     prepared = prepare_prompts(target, tokenizer, prompts)
     modes: dict[str, list[list[int]]] = defaultdict(list)
-    variants: dict[str, list[list[int]]] = defaultdict(list)
-    apart: list[torch.Tensor] = []
+    found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # of each text: rounds of variants, distances
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
             text = write_text(drafter, target, prompt, max_new_tokens)
             modes[prompt.mode].append(text.acceptance_lengths)
-            lengths_of, positions = measure_variants(drafter, target, text)
-            apart.append(positions)
-            for name, lengths in lengths_of.items():
-                variants[name].append(lengths)
-        result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), is_its_target)
+            found.append(measure_variants(drafter, target, text))
+        variants = {name: [lengths[name] for lengths, _ in found] for name in found[0][0]}
+        result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), _is_recorded(drafter, target))
         if result.verdict != TOO_FEW:
             break
-    speed_ups = [] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens)
-    return replace(result, speed_ups=speed_ups, load=load_per_core(), positions=fit_by_position(apart))
+    result = replace(result, load=load_per_core(), positions=fit_by_position([apart for _, apart in found]))
+    if result.causes:
+        return result
+    return replace(result, speed_ups=time_prompts(drafter, target, prepared, max_new_tokens))
+
+
+def _is_recorded(drafter: DominoDraftModel, target: PreTrainedModel) -> bool:
+    """Return whether the target has the weights that the drafter's configuration records."""
+    recorded = TargetIdentity.recorded_in(drafter.config)
+    return recorded is not None and recorded.has_weights_of(identity_of(target)) is True
 
 
 def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:

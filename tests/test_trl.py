@@ -10,6 +10,7 @@ from builders import build_drafter
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_domino
+from hf_domino.training.following import Follower
 from hf_domino.trl import DraftedRollouts
 
 PROMPTS = [[5, 9, 33, 20], [7, 41], [12, 6, 9], [30, 31, 32, 33, 34]]
@@ -113,11 +114,14 @@ def test_the_log_says_what_drafting_was_worth(make_trainer, target):
     assert first.items() <= seen[0].items()
 
 
-def test_rollouts_of_evaluations_are_apart(make_trainer, target):
-    trainer = make_trainer([DraftedRollouts(build_drafter(target))], eval_strategy="steps", eval_steps=3)
+def test_rollouts_of_evaluations_do_not_count(make_trainer, target):
+    trainer = make_trainer([DraftedRollouts(build_drafter(target))], eval_strategy="steps", eval_steps=1)
+    with_evaluations = trainer.train()
+    counted = [{name: line[name] for name in line if "second" not in name} for line in figures(trainer)]
+    trainer = make_trainer([DraftedRollouts(build_drafter(target))])
     trainer.train()
-    assert len(figures(trainer)) == 2
-    assert figures(trainer, "eval_rollout/")[0]["eval_rollout/drafter_age"] == 3
+    assert with_evaluations.metrics["train_loss"]
+    assert len(counted) == len(figures(trainer)) == 2
 
 
 def test_the_policy_has_the_drafter_while_it_is_trained(make_trainer, target):
@@ -145,6 +149,66 @@ def test_a_drafter_that_was_of_no_use_is_told(make_trainer, target, caplog):
 
     make_trainer([DraftedRollouts(build_drafter(target))], Elsewhere).train()
     assert "drafted nothing" in caplog.text
+
+
+def test_a_drafter_follows_and_leaves_the_training_as_it_is(make_trainer, target):
+    plain = make_trainer()
+    plain.train()
+    drafter = build_drafter(target)
+    frozen = copy.deepcopy(drafter)
+    trainer = make_trainer([DraftedRollouts(drafter, update_every=1)], logging_steps=1)
+    trainer.train()
+    assert trainer.written == plain.written
+    assert same_weights(trainer.model, plain.model)
+    assert all(weight.grad is None or not weight.grad.any() for weight in trainer.model.parameters())
+    assert not same_weights(drafter, frozen)
+    lines = figures(trainer)
+    assert [line["rollout/drafter_age"] for line in lines] == [1, 1, 1, 1]
+    assert lines[0]["rollout/update_seconds"] < lines[1]["rollout/update_seconds"]  # before rollouts there are no texts
+
+
+def test_updates_raise_acceptance(target):
+    drafter = build_drafter(target)
+    follower = Follower(drafter, target, learning_rate=3e-3, most_tokens=1000)
+    prompts = torch.tensor([[5, 9, 33, 20], [7, 41, 8, 10]])
+
+    def write():
+        options = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 2, "assistant_model": drafter}
+        return target.generate(prompts, **options), drafter.stats
+
+    ids, before = write()
+    follower.add(ids, None, [40, 40])
+    follower.update(step=1, num_steps=40, batch_size=2)
+    again, after = write()
+    assert torch.equal(again, ids)
+    assert after.tokens_per_forward > 1.5 * before.tokens_per_forward
+
+
+def test_a_training_goes_on_with_its_drafter(make_trainer, target, tmp_path):
+    options = {"update_every": 2, "update_steps": 2}
+    whole, resumed = build_drafter(target), build_drafter(target)
+    make_trainer([DraftedRollouts(whole, **options)], save_strategy="steps", save_steps=3, max_steps=6).train()
+    assert hf_domino.DominoDraftModel.from_pretrained(tmp_path / "run/checkpoint-3/drafter")
+    trainer = make_trainer([DraftedRollouts(resumed, **options)], max_steps=6)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-3"))
+    assert figures(trainer)[-1]["rollout/drafter_age"] == 2
+    assert same_weights(resumed, whole)
+
+
+def test_only_the_newest_rollouts_are_kept_without_padding(target):
+    follower = Follower(build_drafter(target), target, learning_rate=1e-3, most_tokens=14)
+    sequences = torch.tensor([[0, 0, 5, 9, 11, 12, 13], [7, 8, 9, 10, 21, 22, 2], [0, 3, 4, 5, 31, 2, 2]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]])
+    follower.add(sequences, mask, [3, 2, 1])
+    follower.add(sequences[1:2, :6], None, [2])
+    rows = [(row["input_ids"], row["loss_mask"]) for row in follower.rows]
+    assert rows == 2 * [([7, 8, 9, 10, 21, 22], [0, 0, 0, 0, 1, 1])]
+
+
+@pytest.mark.parametrize("option", [{"update_every": -1}])
+def test_wrong_options_are_refused(option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} must be at least"):
+        DraftedRollouts("my-drafter", **option)
 
 
 def train_grpo(policy, tokenizer, folder, callbacks=(), steps=3, resume=None, **overrides):

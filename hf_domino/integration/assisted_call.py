@@ -149,7 +149,10 @@ def decode_by_default(
         return original(target, input_ids, **kwargs)
     default.count()
     output = _decode(target, input_ids, drafted)
-    logger.info(default.drafter.stats.summary)
+    stats = default.drafter.stats
+    logger.info(stats.summary)
+    if default.on_call is not None:
+        default.on_call(getattr(output, "sequences", output), kwargs.get("attention_mask"), stats)
     return output
 
 

@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
+    import torch
+
     from hf_domino.methods import DominoDraftModel
+    from hf_domino.statistics.stats import DecodingStats
 
 _attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it is to have none
 _meetings: list[Callable[[Any], None]] = []  # what attaches the drafter that waits for its target
@@ -33,11 +36,14 @@ class Attached:
         drafter ([`DominoDraftModel`]): The drafter.
         num_drafted (`int`): Calls that drafted with it.
         num_plain (`dict[str, int]`): Calls that could not be drafted and were plain, by what stood against it.
+        on_call (`Callable`, *optional*): Called after each call that drafted, with its sequences `[B, T + new]`, the
+            prompts' attention mask `[B, T]`, None where there was no padding, and its [`DecodingStats`].
     """
 
     drafter: DominoDraftModel
     num_drafted: int = 0
     num_plain: dict[str, int] = field(default_factory=dict)
+    on_call: Callable[[torch.Tensor, torch.Tensor | None, DecodingStats], None] | None = None
 
     def count(self, reason: str | None = None, message: str = "") -> None:
         """Count a call: drafted, or plain for a reason, whose message is logged the first time."""

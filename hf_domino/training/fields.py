@@ -144,6 +144,11 @@ class TrainingFields:
     num_train_epochs: float = option(6.0, "Passes over the training rows.")
     logging_steps: float = option(0.05, "Steps between lines of the log, or a share of all steps below 1.")
 
+    @property
+    def is_static(self) -> bool:
+        """Whether shapes are to be the same in all steps: not without arguments that know the device."""
+        return False
+
 
 # What a card tells of a run.
 RECORDED = (

@@ -22,7 +22,7 @@ import torch
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions
 from hf_domino.target.view import TargetModel
-from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.fields import TrainingFields
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.forward import draft_blocks, read_target
 from hf_domino.training.objective.losses import (
@@ -48,7 +48,7 @@ class Objective:
     Args:
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): The frozen target.
-        args (`DominoTrainingArguments`): For `loss_decay` and the loss options.
+        args (`TrainingFields`): For `loss_decay` and the loss options.
         autocast (`Callable`): Gives the context in which the forward runs.
     """
 
@@ -56,7 +56,7 @@ class Objective:
         self,
         drafter: DominoDraftModel,
         target: TargetModel,
-        args: DominoTrainingArguments,
+        args: TrainingFields,
         autocast: Callable[[], AbstractContextManager],
     ):
         self.drafter = drafter

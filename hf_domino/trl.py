@@ -1,0 +1,169 @@
+"""Rollouts that draft: a callback for TRL's online trainers, and for others that write rollouts with `generate`."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import TrainerCallback, TrainerState
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+
+from hf_domino._common.notices import notice
+from hf_domino._common.refusal import refusal
+from hf_domino.integration.default_drafter import attached, detach
+from hf_domino.integration.patch import attach
+from hf_domino.statistics.stats import DecodingStats
+from hf_domino.target.compatibility import unwrapped
+from hf_domino.training.following import Follower
+
+if TYPE_CHECKING:
+    from hf_domino.methods import DominoDraftModel
+
+
+class DraftedRollouts(TrainerCallback, AbstractContextManager):
+    """Let a policy draft its rollouts while it is trained, by `GRPOTrainer` or another trainer that calls `generate`.
+
+    Completions and rewards stay what they are without the callback, so it changes the time of a training and nothing
+    else. The policy has the drafter as its default drafter (see [`attach`]) from the first step to the last one. If you
+    go on with the policy after a training that failed, train inside the `with` block of the callback: it detaches the
+    drafter in any case.
+
+    With `update_every`, the drafter follows the policy: it is trained on the newest rollouts, in place and in fp32.
+    Checkpoints then get a folder `drafter` with the drafter, its optimizer and these rollouts, and a training that is
+    resumed from a checkpoint in `output_dir` goes on with them.
+
+    Logs of training get `rollout/tokens_per_forward`, `rollout/tokens_per_second`, `rollout/share_paused` (the share of
+    rounds that were plain decode steps because drafting did not pay), `rollout/drafter_age` (optimizer steps of the
+    policy since the drafter was trained), and `rollout/update_seconds` if it follows. The printed log and
+    `trainer_state.json` have these figures. Trackers such as W&B report a log before other callbacks add to it; put the
+    callback in front of them with `trainer.callback_handler.callbacks.insert(0, callback)`.
+
+    Args:
+        drafter ([`DominoDraftModel`], `str` or `Path`): The drafter, or its folder or Hub name.
+        update_every (`int`, *optional*, defaults to 0): Optimizer steps of the policy between updates of the drafter; 0
+            for a drafter that stays as it is.
+        update_steps (`int`, *optional*, defaults to 4): Optimizer steps of the drafter in an update, each on
+            `per_device_train_batch_size` rollouts.
+        buffer_tokens (`int`, *optional*, defaults to 16384): Tokens of rollouts, prompts included, that updates choose
+            from at most.
+        learning_rate (`float`, *optional*, defaults to 5e-4): Learning rate of these updates.
+
+    Raises:
+        ValueError: If a number is out of range, or, when training begins, if the drafter does not fit the policy or
+            cannot follow it.
+
+    Example:
+    ```python
+    >>> from hf_domino.trl import DraftedRollouts
+    >>> callback = DraftedRollouts("my-drafter", update_every=4)
+    >>> from trl import GRPOTrainer  # doctest: +SKIP
+    >>> trainer = GRPOTrainer(policy, reward, callbacks=[callback], ...)  # doctest: +SKIP
+
+    ```
+    """
+
+    def __init__(
+        self,
+        drafter: DominoDraftModel | str | os.PathLike,
+        update_every: int = 0,
+        update_steps: int = 4,
+        buffer_tokens: int = 16384,
+        learning_rate: float = 5e-4,
+    ):
+        if update_every < 0:
+            raise refusal("update_every", "at least 0", update_every, "Use 0 for a drafter that stays as it is.")
+        self.drafter = drafter
+        self.update_every = update_every
+        self.update_steps = update_steps
+        self.buffer_tokens = buffer_tokens
+        self.learning_rate = learning_rate
+        self._policy: Any = None
+        self._follower: Follower | None = None
+        self._begin_log()
+
+    def _begin_log(self) -> None:
+        """Count the rollouts of the next log."""
+        self._stats = DecodingStats(0)
+        self._update_seconds = 0.0
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
+        """Attach the drafter to the policy, and let it go on from a checkpoint."""
+        attach(model, self.drafter)
+        self._policy = model
+        default = attached(model)
+        assert default is not None
+        default.on_call = self._count
+        if self.update_every:
+            if args.world_size > 1:
+                remedy = "Leave it out: the drafter stays as it is then."
+                raise refusal("update_every with several processes", 0, self.update_every, remedy)
+            self._follower = Follower(default.drafter, unwrapped(model), self.learning_rate, self.buffer_tokens)
+            self._follower.load(_folder(args, state))
+
+    def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Update the drafter before the rollouts of the step, if it is time."""
+        if self._follower is not None and state.global_step % self.update_every == 0:
+            start = time.perf_counter()
+            self._follower.update(state.global_step, self.update_steps, args.per_device_train_batch_size)
+            self._update_seconds += time.perf_counter() - start
+
+    def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Save a drafter that follows beside the policy."""
+        if self._follower is not None:
+            self._follower.save(_folder(args, state))
+
+    def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Detach the drafter again."""
+        default = attached(self._policy)
+        if default is not None and not default.num_drafted:
+            notice(
+                f"DraftedRollouts drafted nothing (plain calls: {default.num_plain}): rollouts by vLLM or continuous "
+                "batching do not call generate."
+            )
+        self.__exit__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self._policy is not None:
+            detach(self._policy)
+        self._policy = self._follower = None
+
+    def _count(self, sequences: torch.Tensor, attention_mask: torch.Tensor | None, stats: DecodingStats) -> None:
+        """Add a call of `generate` in training to the next log, and its texts to those that the drafter learns."""
+        if not self._policy.training:
+            return
+        total = self._stats
+        total.rows += stats.rows
+        total.num_paused += stats.num_paused
+        total.num_new_tokens += stats.num_new_tokens
+        total.seconds += stats.seconds
+        if self._follower is not None:
+            # The first token of a text is emitted before its first round.
+            self._follower.add(sequences, attention_mask, [1 + sum(lengths) for lengths in stats.rows])
+
+    def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Add the figures of the rollouts since the last log to a log of training."""
+        stats = self._stats
+        if "loss" not in logs or not stats.num_rounds:
+            return
+        figures = {
+            "rollout/tokens_per_forward": stats.tokens_per_forward,
+            "rollout/tokens_per_second": stats.tokens_per_second,
+            "rollout/share_paused": stats.num_paused / stats.num_rounds,
+            "rollout/drafter_age": state.global_step,
+        }
+        if self._follower is not None:
+            figures["rollout/drafter_age"] -= self._follower.updated_at
+            figures["rollout/update_seconds"] = self._update_seconds
+        self._begin_log()
+        # Trainer copies a log into the history before callbacks see it.
+        for log in (logs, state.log_history[-1]):
+            log.update(figures)
+
+
+def _folder(args: Any, state: TrainerState) -> Path:
+    """Where a checkpoint has its drafter."""
+    return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", "drafter")

@@ -1,0 +1,256 @@
+"""Rollouts that draft while the policy is trained: it learns the same, and the log says what drafting was worth."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from builders import build_drafter
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import hf_domino
+from hf_domino.training.following import Follower
+from hf_domino.trl import DraftedRollouts
+
+PROMPTS = [[5, 9, 33, 20], [7, 41], [12, 6, 9], [30, 31, 32, 33, 34]]
+ROLLOUT = {"do_sample": True, "max_new_tokens": 16, "pad_token_id": 2}
+
+
+class Rollouts(Trainer):
+    """A trainer that writes rollouts with `generate` and likes even tokens: REINFORCE, in a few lines."""
+
+    written: list
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        with torch.no_grad():
+            ids = model.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"], **ROLLOUT)
+        width = inputs["input_ids"].shape[1]
+        rewards = (ids[:, width:] % 2 == 0).float().mean(dim=1)
+        mask = torch.nn.functional.pad(inputs["attention_mask"], (0, ids.shape[1] - width), value=1)
+        log_probs = model(ids, attention_mask=mask).logits[:, width - 1 : -1].log_softmax(-1)
+        chosen = log_probs.gather(2, ids[:, width:, None])[..., 0].mean(dim=1)
+        if model.training:
+            self.written.append((ids.tolist(), rewards.tolist()))
+        return -(chosen * (rewards - rewards.mean())).sum()
+
+    def prediction_step(self, model, inputs, *args, **kwargs):
+        with torch.no_grad():
+            return self.compute_loss(model, inputs), None, None
+
+
+def collate(rows):
+    longest = max(len(row["input_ids"]) for row in rows)
+    padded = [[0] * (longest - len(row["input_ids"])) + row["input_ids"] for row in rows]
+    ids = torch.tensor(padded)
+    return {"input_ids": ids, "attention_mask": (ids != 0).long()}
+
+
+@pytest.fixture
+def make_trainer(target, tmp_path):
+    """A function that builds such a trainer of a copy of the tiny target."""
+
+    def build(callbacks=(), trainer=Rollouts, **overrides):
+        fields = {
+            "output_dir": str(tmp_path / "run"),
+            "max_steps": 4,
+            "per_device_train_batch_size": 4,
+            "learning_rate": 1e-2,
+            "logging_steps": 2,
+            "save_strategy": "no",
+            "report_to": "none",
+            "use_cpu": True,
+            "disable_tqdm": True,
+            "remove_unused_columns": False,
+        }
+        rows = [{"input_ids": ids} for ids in PROMPTS]
+        arguments = TrainingArguments(**(fields | overrides))
+        built = trainer(
+            copy.deepcopy(target), arguments, collate, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks)
+        )
+        built.written = []
+        return built
+
+    return build
+
+
+def same_weights(one, other):
+    """Whether two models have the same weights."""
+    weights = other.state_dict()
+    return all(torch.equal(weight, weights[name]) for name, weight in one.state_dict().items())
+
+
+def figures(trainer, prefix="rollout/"):
+    """What each line of the log says about rollouts."""
+    lines = [{name: log[name] for name in log if name.startswith(prefix)} for log in trainer.state.log_history]
+    return [line for line in lines if line]
+
+
+def test_the_training_is_the_same(make_trainer, target):
+    plain = make_trainer()
+    plain.train()
+    drafted = make_trainer([DraftedRollouts(build_drafter(target))])
+    drafted.train()
+    assert drafted.written == plain.written
+    assert same_weights(drafted.model, plain.model)
+    assert figures(plain) == []
+
+
+def test_the_log_says_what_drafting_was_worth(make_trainer, target):
+    seen = []
+
+    class Tracker(TrainerCallback):
+        def on_log(self, args, state, control, logs, **kwargs):
+            seen.append(dict(logs))
+
+    callback = DraftedRollouts(build_drafter(target))
+    trainer = make_trainer([callback, Tracker()])
+    trainer.train()
+    first, second = figures(trainer)
+    assert [line["rollout/drafter_age"] for line in (first, second)] == [2, 4]
+    assert 1 <= first["rollout/tokens_per_forward"] <= 6
+    assert first["rollout/tokens_per_second"] > 0
+    assert first["rollout/share_paused"] == 0
+    assert first.items() <= seen[0].items()
+
+
+def test_rollouts_of_evaluations_do_not_count(make_trainer, target):
+    trainer = make_trainer([DraftedRollouts(build_drafter(target))], eval_strategy="steps", eval_steps=1)
+    with_evaluations = trainer.train()
+    counted = [{name: line[name] for name in line if "second" not in name} for line in figures(trainer)]
+    trainer = make_trainer([DraftedRollouts(build_drafter(target))])
+    trainer.train()
+    assert with_evaluations.metrics["train_loss"]
+    assert len(counted) == len(figures(trainer)) == 2
+
+
+def test_the_policy_has_the_drafter_while_it_is_trained(make_trainer, target):
+    callback = DraftedRollouts(build_drafter(target))
+    trainer = make_trainer([callback])
+    assert hf_domino.attached(trainer.model) is None
+    trainer.train()
+    assert hf_domino.attached(trainer.model) is None
+
+    class Failing(Rollouts):
+        def compute_loss(self, *args, **kwargs):
+            raise RuntimeError("out of memory")
+
+    trainer = make_trainer([callback], Failing)
+    with pytest.raises(RuntimeError, match="out of memory"), callback:
+        trainer.train()
+    assert hf_domino.attached(trainer.model) is None
+
+
+def test_a_drafter_that_was_of_no_use_is_told(make_trainer, target, caplog):
+    class Elsewhere(Rollouts):
+        def compute_loss(self, *args, **kwargs):
+            with hf_domino.plain():
+                return super().compute_loss(*args, **kwargs)
+
+    make_trainer([DraftedRollouts(build_drafter(target))], Elsewhere).train()
+    assert "drafted nothing" in caplog.text
+
+
+def test_a_drafter_follows_and_leaves_the_training_as_it_is(make_trainer, target):
+    plain = make_trainer()
+    plain.train()
+    drafter = build_drafter(target)
+    frozen = copy.deepcopy(drafter)
+    trainer = make_trainer([DraftedRollouts(drafter, update_every=1)], logging_steps=1)
+    trainer.train()
+    assert trainer.written == plain.written
+    assert same_weights(trainer.model, plain.model)
+    assert all(weight.grad is None or not weight.grad.any() for weight in trainer.model.parameters())
+    assert not same_weights(drafter, frozen)
+    lines = figures(trainer)
+    assert [line["rollout/drafter_age"] for line in lines] == [1, 1, 1, 1]
+    assert lines[0]["rollout/update_seconds"] < lines[1]["rollout/update_seconds"]  # before rollouts there are no texts
+
+
+def test_updates_raise_acceptance(target):
+    drafter = build_drafter(target)
+    follower = Follower(drafter, target, learning_rate=3e-3, most_tokens=1000)
+    prompts = torch.tensor([[5, 9, 33, 20], [7, 41, 8, 10]])
+
+    def write():
+        options = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 2, "assistant_model": drafter}
+        return target.generate(prompts, **options), drafter.stats
+
+    ids, before = write()
+    follower.add(ids, None, [40, 40])
+    follower.update(step=1, num_steps=40, batch_size=2)
+    again, after = write()
+    assert torch.equal(again, ids)
+    assert after.tokens_per_forward > 1.5 * before.tokens_per_forward
+
+
+def test_a_training_goes_on_with_its_drafter(make_trainer, target, tmp_path):
+    options = {"update_every": 2, "update_steps": 2}
+    whole, resumed = build_drafter(target), build_drafter(target)
+    make_trainer([DraftedRollouts(whole, **options)], save_strategy="steps", save_steps=3, max_steps=6).train()
+    assert hf_domino.DominoDraftModel.from_pretrained(tmp_path / "run/checkpoint-3/drafter")
+    trainer = make_trainer([DraftedRollouts(resumed, **options)], max_steps=6)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "run/checkpoint-3"))
+    assert figures(trainer)[-1]["rollout/drafter_age"] == 2
+    assert same_weights(resumed, whole)
+
+
+def test_only_the_newest_rollouts_are_kept_without_padding(target):
+    follower = Follower(build_drafter(target), target, learning_rate=1e-3, most_tokens=14)
+    sequences = torch.tensor([[0, 0, 5, 9, 11, 12, 13], [7, 8, 9, 10, 21, 22, 2], [0, 3, 4, 5, 31, 2, 2]])
+    mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1], [0, 1, 1, 1]])
+    follower.add(sequences, mask, [3, 2, 1])
+    follower.add(sequences[1:2, :6], None, [2])
+    rows = [(row["input_ids"], row["loss_mask"]) for row in follower.rows]
+    assert rows == 2 * [([7, 8, 9, 10, 21, 22], [0, 0, 0, 0, 1, 1])]
+
+
+@pytest.mark.parametrize("option", [{"update_every": -1}])
+def test_wrong_options_are_refused(option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} must be at least"):
+        DraftedRollouts("my-drafter", **option)
+
+
+def train_grpo(policy, tokenizer, folder, callbacks=(), steps=3, resume=None, **overrides):
+    """Train with TRL; returns the trainer, and completions and rewards of all steps."""
+    trl = pytest.importorskip("trl")
+    from datasets import Dataset
+
+    written = []
+
+    def reward(completion_ids, **kwargs):
+        rewards = [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+        written.append((completion_ids, rewards))
+        return rewards
+
+    fields = {
+        "max_steps": steps,
+        "num_generations": 4,
+        "per_device_train_batch_size": 4,
+        "max_completion_length": 12,
+        "learning_rate": 1e-3,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+    prompts = Dataset.from_dict({"prompt": ["def f(x):", "a", "x = y"]})
+    trainer = trl.GRPOTrainer(
+        copy.deepcopy(policy), reward, trl.GRPOConfig(str(folder), **(fields | overrides)), train_dataset=prompts,
+        processing_class=tokenizer, callbacks=list(callbacks),
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer, written
+
+
+def test_grpo_is_the_same(target, tiny_tokenizer, tmp_path):
+    plain, expected = train_grpo(target, tiny_tokenizer, tmp_path / "plain")
+    drafted, written = train_grpo(
+        target, tiny_tokenizer, tmp_path / "drafted", [DraftedRollouts(build_drafter(target))]
+    )
+    assert written == expected
+    assert same_weights(drafted.model, plain.model)
+    assert [line["rollout/drafter_age"] for line in figures(drafted)] == [1, 2, 3]
+    assert figures(plain) == []

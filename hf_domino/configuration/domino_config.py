@@ -61,32 +61,27 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
             `(2i, 2i + 1)` of a head together, not `(i, i + head_dim / 2)`.
         attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
         block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
-        mask_token_id (`int`, *optional*, defaults to 151669): Token whose embedding fills the block after the anchor.
-        num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None where a checkpoint
-            does not say.
+        mask_token_id (`int`, *optional*, defaults to 151669): Token that fills a block behind the anchor.
+        num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None if it is not known.
         target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique, in
             `[0, num_target_layers - 1]`, of which the last is read after the final norm. Defaults to the releases' rule
             for a new drafter; files must tell them, but one of EAGLE-3 may leave them to the target that it meets.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
-        projector_type (`str`, *optional*, defaults to `"domino"`): The method of drafting: `"domino"`, `"dflash"`,
-            `"dspark"`, `"dflash2"`, `"eagle3"`, `"recycling"`, or one that was registered.
+        projector_type (`str`, *optional*, defaults to `"domino"`): The method of drafting; `hf_domino.methods` has all.
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).
-        draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among this many likeliest tokens of a
-            position, which is faster and hardly changes them; None for the whole vocabulary.
+        draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among so many likeliest tokens of a
+            position, which is faster and hardly changes them; None for all.
         draft_vocab_size (`int`, *optional*): Drafts are chosen among this many of the target's tokens, in
-            `[1, vocab_size]`: base logits, W2 and training are of these alone (arXiv 2502.14856). Which they are is
-            stored with the weights, as `d2t`; a new drafter's are the first. None for the whole vocabulary.
-        draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` drafts as far as is worth its
-            time, and pauses drafting where it does not pay; `"full"` drafts whole blocks.
-        draft_tree_size (`int` or `str`, *optional*, defaults to `"adaptive"`): Most proposals of a round where they
-            form a tree: the likeliest branches, verified in one forward. `"adaptive"`: trees where rounds show that
-            they bring more tokens in the same time than chains; None: chains, as where there can be no tree.
-        draft_window_size (`int`, *optional*): Positions before the anchor that a draft sees of the context, at least 1;
-            older ones are not stored. Where texts are longer than those of the training, a window as long as these
-            keeps acceptance up and drafts fast. None for all positions; a new drafter gets the `max_length` of its
-            training.
+            `[1, vocab_size]`, stored as `d2t`: base logits, W2 and training are of these alone (arXiv 2502.14856). A
+            new drafter's are the first ones. None for the whole vocabulary.
+        draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` drafts as far as pays, if at all;
+            `"full"` drafts full blocks.
+        draft_tree_size (`int` or `str`, *optional*, defaults to `"adaptive"`): Most proposals of a round in a tree of
+            the likeliest branches. `"adaptive"`: trees where they emit more tokens in the same time; None: chains.
+        draft_window_size (`int`, *optional*): Positions of the context that a draft sees, the last ones before the
+            anchor; None for all. A new drafter gets the `max_length` of its training, behind which acceptance falls.
         target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
             This and the next five are set by training, and compared with a target when they meet; None says nothing.
         target_revision (`str`, *optional*): Its commit on the Hub.

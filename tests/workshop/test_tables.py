@@ -84,7 +84,8 @@ def test_trainings_of_a_drafter_are_shown_at_their_best_rate(tmp_path):
 @pytest.mark.parametrize("name", ["README.md", "docs/gpu.md", "docs/results.md", "docs/methods.md"])
 def test_the_pages_say_what_the_rows_do(name, tmp_path):
     (tmp_path / "docs").mkdir()
-    (tmp_path / "model_cards").symlink_to(ROOT / "model_cards")
+    for folder in ("model_cards", "hf_domino"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     page = tmp_path / name
     page.write_text((ROOT / name).read_text())
     assert tables.MARKERS.search(page.read_text())

@@ -53,8 +53,7 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         learning_rate (`float`, *optional*, defaults to 5e-4): Learning rate of these updates.
 
     Raises:
-        ValueError: If a number is out of range, or, when training begins, if the drafter does not fit the policy or
-            cannot follow it.
+        ValueError: When training begins, if the drafter does not fit the policy or cannot follow it.
 
     Example:
     ```python
@@ -74,8 +73,6 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         buffer_tokens: int = 16384,
         learning_rate: float = 5e-4,
     ):
-        if update_every < 0:
-            raise refusal("update_every", "at least 0", update_every, "Use 0 for a drafter that stays as it is.")
         self.drafter = drafter
         self.update_every = update_every
         self.update_steps = update_steps
@@ -96,6 +93,7 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         self._policy = model
         default = attached(model)
         assert default is not None
+        default.drafter.to(model.device)
         default.on_call = self._count
         if self.update_every:
             if args.world_size > 1:

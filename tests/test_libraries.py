@@ -85,6 +85,7 @@ def test_texts_are_those_of_the_target_alone(snippet, models, monkeypatch):
     def texts(attach):
         """All that was generated."""
         monkeypatch.setattr(hf_domino, "attach", attach)
+        monkeypatch.setattr(hf_domino.trl, "attach", attach)
         written.clear()
         torch.manual_seed(3)
         scope = {"tasks": [TASK]}
@@ -93,7 +94,9 @@ def test_texts_are_those_of_the_target_alone(snippet, models, monkeypatch):
         return list(written)
 
     monkeypatch.setattr(GenerationMixin, "generate", recorded)
-    plain = texts(lambda target, drafter: None)
+    with hf_domino.plain():
+        plain = texts(note)
+    attached.clear()
     assert texts(note) == plain != []
     assert sum(default.num_drafted for default in attached) == len(plain)
     assert [default.num_plain for default in attached] == [{}] * len(attached)

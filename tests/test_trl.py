@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -205,10 +206,12 @@ def test_only_the_newest_rollouts_are_kept_without_padding(target):
     assert rows == 2 * [([7, 8, 9, 10, 21, 22], [0, 0, 0, 0, 1, 1])]
 
 
-@pytest.mark.parametrize("option", [{"update_every": -1}])
-def test_wrong_options_are_refused(option):
-    with pytest.raises(ValueError, match=f"{next(iter(option))} must be at least"):
-        DraftedRollouts("my-drafter", **option)
+def test_a_drafter_that_cannot_follow_is_refused(make_trainer, target):
+    with pytest.raises(ValueError, match="training"):
+        make_trainer([DraftedRollouts(hf_domino.recycling(target), update_every=1)]).train()
+    trainer = make_trainer([DraftedRollouts(build_drafter(target), update_every=1)])
+    with pytest.raises(ValueError, match="several processes must be 0, got 1"):
+        trainer.callback_handler.on_train_begin(SimpleNamespace(world_size=2), trainer.state, trainer.control)
 
 
 def train_grpo(policy, tokenizer, folder, callbacks=(), steps=3, resume=None, **overrides):

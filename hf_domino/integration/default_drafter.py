@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 if TYPE_CHECKING:
-    import torch
-
     from hf_domino.methods import DominoDraftModel
-    from hf_domino.statistics.stats import DecodingStats
 
 _attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it is to have none
 _meetings: list[Callable[[Any], None]] = []  # what attaches the drafter that waits for its target
@@ -43,7 +40,7 @@ class Attached:
     drafter: DominoDraftModel
     num_drafted: int = 0
     num_plain: dict[str, int] = field(default_factory=dict)
-    on_call: Callable[[torch.Tensor, torch.Tensor | None, DecodingStats], None] | None = None
+    on_call: Callable[..., None] | None = None
 
     def count(self, reason: str | None = None, message: str = "") -> None:
         """Count a call: drafted, or plain for a reason, whose message is logged the first time."""

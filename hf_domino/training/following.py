@@ -25,7 +25,7 @@ from hf_domino.training.objective.objective import Objective
 
 STATE_FILE = "follower.pt"  # beside a drafter that was saved
 MUON_RATE = 10  # in learning rates of AdamW, as in the defaults of a new drafter's training
-MOST_GRADIENT = 1.0  # norm that gradients are clipped to, as Transformers' trainer does
+NUM_ANCHORS = 16  # of a text in a step: all of them take far longer than the rollouts do
 
 
 class Follower:
@@ -41,14 +41,14 @@ class Follower:
     def __init__(self, drafter: DominoDraftModel, target: PreTrainedModel, learning_rate: float, most_tokens: int):
         drafter.config.check_supports("training")
         self.updated_at = 0  # step of the target's training
+        self.rows: deque[dict[str, list[int]]] = deque()
         self._drafter = drafter.float()
         self._target = target
         self._most_tokens = most_tokens
-        self.rows: deque[dict[str, list[int]]] = deque()
-        self._fields = TrainingFields()
-        view = TargetModel(target, drafter.config.layer_ids(target.config))
+        # Trainers go back to training mode with each step; dropout would draw from the random state here.
+        view = TargetModel(target.eval(), drafter.config.layer_ids(target.config))
         check_final(view)
-        self._objective = Objective(drafter, view, self._fields, nullcontext)
+        self._objective = Objective(drafter, view, TrainingFields(), nullcontext)
         self._optimizer = MuonWithAdamW(drafter, MUON_RATE * learning_rate, learning_rate, weight_decay=0.0)
 
     def add(self, sequences: torch.Tensor, attention_mask: torch.Tensor | None, num_new: list[int]) -> None:
@@ -83,11 +83,10 @@ class Follower:
         generator = torch.Generator().manual_seed(step)
         for chosen in torch.randint(len(self.rows), (num_steps, batch_size), generator=generator):
             batch = collate_rows([self.rows[index] for index in chosen], self._drafter.config.pad_token_id or 0)
-            batch["anchors"] = sample_anchors(batch, self._fields.num_anchors, step)
+            batch["anchors"] = sample_anchors(batch, NUM_ANCHORS, step)
             batch = {name: values.to(input_device(self._target)) for name, values in batch.items()}
             losses = self._objective.score(batch, lambda_base=0.0)
-            (losses.loss / batch["loss_weight"]).backward(inputs=weights)
-            torch.nn.utils.clip_grad_norm_(weights, MOST_GRADIENT)
+            (losses.loss / batch["loss_weight"].clamp(min=1e-6)).backward(inputs=weights)
             self._optimizer.step()
             self._optimizer.zero_grad()
         self._target.train(is_training)

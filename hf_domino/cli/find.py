@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING
 
 from hf_domino.cli.flags import positive_int, set_up
@@ -33,9 +34,16 @@ def run(options: argparse.Namespace) -> None:
     from hf_domino.publishing.released import known_drafters
 
     set_up()
-    if line := known_drafters(options.target):
+    line = known_drafters(options.target)
+    if line:
         print(f"{line}\n")
-    found = find(options.target, limit=options.limit)
+    try:
+        found = find(options.target, limit=options.limit)
+    except OSError as error:
+        if not line:
+            raise
+        print(f"The Hub was not searched: {error}", file=sys.stderr)
+        return
     if not found:
         print(f"The Hub has no drafter that names {options.target} by its base model, its tags or its own name.")
         print("You can train one: hf-domino train --help")

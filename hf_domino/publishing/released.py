@@ -60,11 +60,18 @@ def read_released(path: Path) -> list[ReleasedDrafter]:
     names = {field.name for field in fields(ReleasedDrafter)}
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        values = json.loads(line)
+        place = f"{path}, line {number}"
+        try:
+            values = dict(json.loads(line))
+        except (ValueError, TypeError):
+            raise refusal(place, "a JSON object", line, "A line describes one drafter.") from None
         if wrong := names ^ values.keys():
-            raise refusal(f"{path}, line {number}", f"with the fields {', '.join(sorted(names))}", sorted(wrong), "")
+            raise refusal(place, f"with the fields {', '.join(sorted(names))}", sorted(wrong), "Mend these.")
+        for name in ("target", "drafter", "method", "seen"):
+            if not isinstance(values[name], str):
+                raise refusal(f"{name} in {place}", "a text", values[name], "Only figures and licences may be null.")
         if values["mark"] not in MARKS:
-            raise refusal(f"mark in {path}, line {number}", f"one of {', '.join(MARKS)}", values["mark"], "")
+            raise refusal(f"mark in {place}", f"one of {', '.join(MARKS)}", values["mark"], "Choose one of them.")
         found.append(ReleasedDrafter(**values))
     return found
 
@@ -74,4 +81,4 @@ def known_drafters(target: str) -> str | None:
     found = [f"{drafter.drafter} ({drafter.mark})" for drafter in released(target)]
     if not found:
         return None
-    return f"Released for {target}: {', '.join(found)}. Use one with --drafter NAME."
+    return f"Drafters that were released for {target}: {', '.join(found)}. Try one with --drafter NAME."

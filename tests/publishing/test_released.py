@@ -7,6 +7,7 @@ import json
 import pytest
 
 from hf_domino import DominoConfig
+from hf_domino.cli.main import main
 from hf_domino.publishing import released
 from hf_domino.publishing.released import FILE, known_drafters, read_released
 
@@ -30,6 +31,7 @@ def test_names_of_targets_are_those_of_the_hub_in_any_case():
     ("change", "message"),
     [
         ({"mark": "perfect"}, "mark in .* line 1 must be one of run by us, layout tested, not tried, got 'perfect'"),
+        ({"target": None}, "target in .* line 1 must be a text, got None"),
         ({"speed": 3}, r"line 1 must be with the fields .* got \['speed'\]"),
     ],
 )
@@ -39,3 +41,22 @@ def test_wrong_lines_are_named(change, message, tmp_path):
     path.write_text(json.dumps(line))
     with pytest.raises(ValueError, match=message):
         read_released(path)
+
+
+def test_a_line_that_is_no_object_is_named(tmp_path):
+    path = tmp_path / "released.jsonl"
+    path.write_text(FILE.read_text().splitlines()[0] + "\n[1]\n")
+    with pytest.raises(ValueError, match="line 2 must be a JSON object"):
+        read_released(path)
+
+
+def test_find_needs_no_network_for_a_known_target(monkeypatch, capsys):
+    def fail(*args, **kwargs):
+        raise OSError("no network")
+
+    monkeypatch.setattr("hf_domino.publishing.find", fail)
+    assert main(["find", "Qwen/Qwen3-8B"]) == 0
+    said = capsys.readouterr()
+    assert "Huang2020/Qwen3-8B-Domino-b16" in said.out
+    assert "no network" in said.err
+    assert main(["find", "nobody/nothing"]) == 2

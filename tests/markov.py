@@ -1,4 +1,4 @@
-"""Formulas of DSpark (arXiv 2607.05147) and DFlash 2, beside the package: what a head makes of draft hidden states."""
+"""Formulas of DSpark (arXiv 2607.05147), DFlash 2 and DFly, beside the package: what heads make of a block."""
 
 from __future__ import annotations
 
@@ -24,8 +24,11 @@ SELECTOR = {
     "conv_group_size": 8,
 }
 HEADS |= {"selector": SELECTOR, "selector behind the anchor": SELECTOR | {"shift_label": False}}
+DFLY = {"projector_type": "dfly", "hidden_correction_intermediate_size": 24}
+HEADS |= {"dfly": DFLY, "dfly behind the anchor": DFLY | {"shift_label": False}}
 RANK = 8
 TEMPERATURE = 0.8
+STD = {"markov_head": 0.7, "confidence_head": 0.7, "candidate_selector": 0.4, "hidden_correction": 0.2}
 
 
 def build(target, name="vanilla", **fields):
@@ -33,8 +36,10 @@ def build(target, name="vanilla", **fields):
     fields = {"block_size": 4, "draft_pool_size": None, "markov_rank": RANK} | HEADS[name] | fields
     drafter = build_drafter(target, **({"projector_type": "dspark"} | fields)).double()
     for name, parameter in drafter.named_parameters():
-        if name.startswith(("markov_head", "confidence_head", "candidate_selector")):
-            torch.nn.init.normal_(parameter, std=0.7 if "head" in name else 0.4)
+        if name == "layer_fusion_weights":
+            torch.nn.init.normal_(parameter)
+        elif name.split(".")[0] in STD and "norm" not in name:
+            torch.nn.init.normal_(parameter, std=STD[name.split(".")[0]])
         elif "base_kernel" in name:
             torch.nn.init.normal_(parameter, mean=0.3, std=0.2)
         elif parameter.dim() == 1:
@@ -71,8 +76,19 @@ class Markov(Rederived):
         row = row + after @ (before[token] * (projection @ h))
         return row.masked_fill(~likely, -math.inf)
 
+    def corrected_state(self, h, token):
+        """What lm_head reads of a position behind a token."""
+        gate, up, down = (self.weights[f"hidden_correction.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        e = self.table[token] * (self.config.input_embedding_scale or 1.0)
+        read = torch.cat([self.norm(x, f"hidden_correction.{name}_norm") for name, x in (("hidden", h), ("embed", e))])
+        opened = gate @ read
+        return h + down @ (opened / (1 + torch.exp(-opened)) * (up @ read))
+
     def logits(self, hidden, path):
         """Of all tokens, behind a path that begins with the anchor."""
+        if self.config.projector_type == "dfly":
+            row = self.head[self.ids] @ self.corrected_state(hidden[len(path) - 1], path[-1])
+            return torch.full((len(self.head),), -math.inf, dtype=row.dtype).index_copy(0, self.ids, row)
         if self.config.projector_type == "dflash2":
             row = self.selected(hidden[len(path) - 1], path[-1])
             return torch.full((len(self.head),), -math.inf, dtype=row.dtype).index_copy(0, self.ids, row)

@@ -34,6 +34,11 @@ METHOD_TEXTS = {
         f" (a {DFLASH} backbone), in which a selector chooses each token by the previous one",
         ("dflash",),
     ),
+    "dfly": MethodTexts(
+        "[DFly](https://arxiv.org/abs/2607.25852)",
+        f" (a {DFLASH} backbone), in which an MLP corrects the state of each token by the previous one",
+        ("dfly", "dflash"),
+    ),
     "eagle3": MethodTexts(
         "[EAGLE-3](https://arxiv.org/abs/2503.01840)",
         " with one layer, which reads what it has drafted so far",

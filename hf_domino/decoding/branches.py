@@ -204,7 +204,7 @@ class CorrectedBranches(DraftBranches):
             self._parts = head.project_hidden(self._hidden)  # [B, C, ...], once
             self._rows = None  # [B, C, M, R]
             if self._pool is not None and not self._is_fused:
-                self._rows = head.rows(self._pool.columns)
+                self._rows = head.rows(self._target, self._pool.columns)
             if table is not None and self._pool is not None:
                 likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
                 table.add([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
@@ -227,7 +227,7 @@ class CorrectedBranches(DraftBranches):
                     rows = None
                 else:
                     rows = self._rows[:, depth]
-                logits = logits + head.expand(activated, rows).to(logits)
+                logits = head.correct(self._target, logits, activated, rows)
         num_branches = self.texts.shape[1]
         if num_branches == 1:
             return logits

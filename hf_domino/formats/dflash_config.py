@@ -1,8 +1,8 @@
 """Checkpoints with a `dflash_config`: of z-lab, SpecForge, the authors of Domino, Model-Optimizer.
 
-And those that have its fields at the top alone: DeepSpec's DFlash and DSpark, verl-SpeCo's Domino, and Transformers'
-own DFlash drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its target, a query of
-a sliding layer sees all of its block, and as many positions before its own as the window has.
+And those that have its fields at the top alone: DeepSpec's DFlash and DSpark, AngelSpec's DFly, verl-SpeCo's Domino,
+and Transformers' own DFlash drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its
+target, a query of a sliding layer sees all of its block, and as many positions before its own as the window has.
 
 Fields of the drafter stand in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs
 are read from 0, as ours do. Layers that `layer_types` calls sliding are causal inside the block unless `causal` says
@@ -10,8 +10,8 @@ otherwise; those of `use_swa`, which are all, are not (`_resolve_layer_attention
 
 Sources: `specforge/modeling/draft/{dflash,domino}.py` and `configs/` of sgl-project/SpecForge (a6b6b02),
 `dflash/model.py` of z-lab/dflash (44947fb), `modelopt/torch/export/plugins/hf_spec_export.py` of
-NVIDIA/Model-Optimizer (0371364), `models/muse_glimmer_assistant/`, `masking_utils.py` and
-`generation/candidate_generator.py` of Transformers 5.23.
+NVIDIA/Model-Optimizer (0371364), `angelspec/models/` and `config/` of Tencent/AngelSpec (d3412be),
+`models/muse_glimmer_assistant/`, `masking_utils.py` and `generation/candidate_generator.py` of Transformers 5.23.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hf_domino.formats.fields import (
     CODEBOOKS,
     CORRECT_IT,
     DECODER_SIZES,
+    FUSION,
     OF_TARGETS,
     READ_OF_BLOCKS,
     READ_OF_DECODERS,
@@ -51,14 +52,15 @@ DOMINO_CLASS = "DominoDraftModel"
 DFLASH_CLASS = "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
+DFLY_CLASS = "Qwen3DFlyModel"
 INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI, whose rotary positions turn neighbours together
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
-ARCHITECTURES |= {INTERLEAVED_CLASS}
+ARCHITECTURES |= {INTERLEAVED_CLASS, DFLY_CLASS}
 WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
 # At the top or in a section; and of training, or told by the tensors.
 OWN = """
     projector_type block_size mask_token_id draft_vocab_size num_target_layers target_num_hidden_layers
-    target_layer_ids use_swa swa_window_size target_config_digest
+    target_layer_ids use_swa swa_window_size target_config_digest enable_hidden_correction
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
 HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *OF_TARGETS.split())
@@ -69,6 +71,12 @@ MUSE_TARGET_TYPE = "muse_glimmer_text"
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(stored, SECTION, DSPARK_SECTION)
     is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
+    if DFLY_CLASS in classes_of(stored):  # which tells a rank of 0, too
+        required(stored, "hidden_size", "num_attention_heads")
+        is_next = False
+        stored = {"head_dim": stored["hidden_size"] // stored["num_attention_heads"]} | stored | {FUSION: True}
+        # The other field counts the layers that are read.
+        stored["num_target_layers"] = stored.get("target_num_hidden_layers")
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")
         # It trains in no other order.
@@ -109,6 +117,7 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 def projector_type_of(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class or a head's field tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
+    is_dfly = DFLY_CLASS in classes_of(stored) and stored.get("enable_hidden_correction") is not False
     if is_domino:
         told = "domino"
     else:
@@ -118,6 +127,8 @@ def projector_type_of(stored: StoredConfig) -> str:
             told = "dflash"
     if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
         told = "dflash2"
+    if is_dfly:
+        told = "dfly"
     given = stored.get("projector_type") or told
     if given not in BLOCK_METHODS:
         raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
@@ -167,9 +178,12 @@ DFLASH_CONFIG = Format(
     ),
     fields=_fields,
     # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter, and its DSpark's head
-    # stands beside all else.
+    # stands beside all else. AngelSpec has names of its own for what all have.
     renames={
         r"^dflash_module\.": "",
+        r"^context_proj\.": "fc.",
+        r"^context_norm\.": "hidden_norm.",
+        r"^final_norm\.": "norm.",
         r"^logit_head\.": "",
         **{rf"^{name}\.": f"markov_head.{name}." for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")},
         r"^confidence_proj\.": "confidence_head.proj.",

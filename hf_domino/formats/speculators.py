@@ -21,6 +21,7 @@ from hf_domino.formats.fields import (
     CONVOLUTION,
     CORRECT_IT,
     DECODER_SECTION,
+    FUSION,
     OF_BLOCKS,
     READ_OF_BLOCKS,
     ROTARY,
@@ -149,6 +150,7 @@ def stored_speculators(config: DominoConfig) -> dict[str, Any]:
         "target_layer_ids": (reads_last, "without the last layer", "which reads it before the final norm"),
         CONVOLUTION: ((config.conv_kernel_size is None) == is_dflash2, "given for DFlash 2 alone", "as in its classes"),
         "draft_vocab_size": (is_dflash2 and config.draft_vocab_size, "None", "whose DFlash 2 drafts all tokens"),
+        FUSION: (config.layer_fusion, "False", "which has no such field"),
         **{name: (getattr(config, name), "None", "which has no such field") for name in SCALES},
     }
     for name, (is_wrong, expected, why) in wrong.items():

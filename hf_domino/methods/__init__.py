@@ -9,6 +9,7 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, register
 from hf_domino.methods.dflash import DFlashModel
 from hf_domino.methods.dflash2 import DFlash2Model
+from hf_domino.methods.dfly import DFlyModel
 from hf_domino.methods.domino import DominoMethodModel
 from hf_domino.methods.dspark import DSparkModel
 from hf_domino.methods.eagle3 import Eagle3Model
@@ -19,6 +20,7 @@ register(DominoMethodModel)
 register(DFlashModel)
 register(DSparkModel)
 register(DFlash2Model)
+register(DFlyModel)
 register(Eagle3Model)
 register(RecyclingModel)
 

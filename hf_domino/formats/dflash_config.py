@@ -38,6 +38,7 @@ from hf_domino.formats.fields import (
     decoder_of,
     head_fields,
     merged,
+    misfit,
     predicts_next,
     required,
     section_of,
@@ -53,14 +54,16 @@ DFLASH_CLASS = "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
 DFLY_CLASS = "Qwen3DFlyModel"
+XPRESS_CLASS = "Qwen3XPressModel"  # of its authors
 INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI, whose rotary positions turn neighbours together
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
-ARCHITECTURES |= {INTERLEAVED_CLASS, DFLY_CLASS}
+ARCHITECTURES |= {INTERLEAVED_CLASS, DFLY_CLASS, XPRESS_CLASS}
 WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
 # At the top or in a section; and of training, or told by the tensors.
 OWN = """
     projector_type block_size mask_token_id draft_vocab_size num_target_layers target_num_hidden_layers
     target_layer_ids use_swa swa_window_size target_config_digest enable_hidden_correction
+    xpress_mlp_hidden xpress_num_passes xpress_block_size
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
 HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *OF_TARGETS.split())
@@ -85,6 +88,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         stored = {"head_dim": width} | stored | {"model_type": "qwen3"}
         # In its older files the other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
+    if XPRESS_CLASS in classes_of(stored):
+        stored |= _xpress_fields(stored)
     required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
     if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
         required(stored, "rope_theta")
@@ -100,6 +105,22 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "target_config_digest": stored.get("target_config_digest"),
     }
     return fields | _window_fields(stored, fields) | head_fields(stored, fields["projector_type"])
+
+
+def _xpress_fields(stored: StoredConfig) -> dict[str, Any]:
+    """Read what the authors of XPress call otherwise than speculators."""
+    required(stored, "xpress_rank", "xpress_mlp_hidden")
+    rank = stored["xpress_rank"]
+    width = stored["xpress_mlp_hidden"]
+    if not isinstance(rank, int) or not isinstance(width, int) or rank < 1 or width % rank:
+        raise misfit("xpress_mlp_hidden", f"a multiple of xpress_rank={rank}", width, CANNOT_RUN)
+    size = stored.get("block_size")
+    if stored.get("xpress_block_size") not in (None, size):
+        raise misfit("xpress_block_size", f"{size} as block_size says", stored["xpress_block_size"])
+    found = {"xpress_mlp_ratio": width // rank}
+    if (passes := stored.get("xpress_num_passes")) is not None:
+        found["num_jacobi_passes"] = passes
+    return found
 
 
 def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
@@ -129,6 +150,8 @@ def projector_type_of(stored: StoredConfig) -> str:
         told = "dflash2"
     if is_dfly:
         told = "dfly"
+    if XPRESS_CLASS in classes_of(stored):
+        told = "xpress"
     given = stored.get("projector_type") or told
     if given not in BLOCK_METHODS:
         raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
@@ -181,6 +204,11 @@ DFLASH_CONFIG = Format(
     # stands beside all else. AngelSpec has names of its own for what all have.
     renames={
         r"^dflash_module\.": "",
+        r"^xpress_head\.w1\.": "refiner_head.token_embed.",
+        r"^xpress_head\.w2\.": "refiner_head.readout.",
+        r"^xpress_head\.mix\.L$": "refiner_head.mix_l",
+        **{rf"^xpress_head\.mlp\.{name}_proj\.": f"refiner_head.mlp_{name}." for name in ("gate", "up", "down")},
+        r"^xpress_head\.": "refiner_head.",
         r"^context_proj\.": "fc.",
         r"^context_norm\.": "hidden_norm.",
         r"^final_norm\.": "norm.",

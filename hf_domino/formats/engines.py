@@ -37,7 +37,7 @@ DOMINO = ("domino",)
 DFLASH = ("dflash",)
 DSPARK = ("dspark",)
 DFLASH2 = ("dflash2",)
-UNSERVED = ("dfly",)
+UNSERVED = ("dfly", "xpress")
 
 
 @dataclass(frozen=True)

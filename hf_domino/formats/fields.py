@@ -89,6 +89,7 @@ HEADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dspark": (("markov_rank",), ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov")),
     "dflash2": (("selector_rank", "selector_top_k"), ()),
     "dfly": ((), ("hidden_correction_intermediate_size",)),
+    "xpress": (("xpress_rank",), ("xpress_mlp_ratio", "num_jacobi_passes")),
 }
 BLOCK_METHODS = tuple(HEADS)
 CODEBOOKS = {

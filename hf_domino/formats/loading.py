@@ -50,7 +50,6 @@ MOST_SHOWN = 4  # names of tensors in an error
 # Tensors that only other kinds have, by parts of their names.
 OF_OTHERS = {
     "k_proj_target": "DFlare",
-    "refiner_head": "XPress",
     "lilicorr": "LiLiCorr",
     ".qweight": "quantised weights",
 }

@@ -15,12 +15,14 @@ from hf_domino.methods.dspark import DSparkModel
 from hf_domino.methods.eagle3 import Eagle3Model
 from hf_domino.methods.modeling import DominoDraftModel
 from hf_domino.methods.recycling import RecyclingModel, recycling
+from hf_domino.methods.xpress import XPressModel
 
 register(DominoMethodModel)
 register(DFlashModel)
 register(DSparkModel)
 register(DFlash2Model)
 register(DFlyModel)
+register(XPressModel)
 register(Eagle3Model)
 register(RecyclingModel)
 

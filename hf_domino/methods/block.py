@@ -138,7 +138,12 @@ class BlockModel(DominoDraftModel):
             cache=cache,
             context_counts=counts,
         )
-        return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
+        proposing = slice(config.label_offset, config.label_offset + config.num_draft_tokens)
+        return self.finish(draft_hidden)[:, proposing]
+
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Draft hidden states of whole blocks `[..., K, H]`, or of none, with what a method makes of a block."""
+        return hidden
 
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
         return self.vocabulary.logits(target, hidden, self.scaling)
@@ -170,4 +175,4 @@ class BlockModel(DominoDraftModel):
             context_position_ids=torch.arange(num_context, device=device).expand(len(anchors), -1),
             view=BlockView.at(anchors, size, num_context, self.config.draft_window_size).to(device),
         )
-        return hidden.unflatten(1, positions.shape[1:])
+        return self.finish(hidden.unflatten(1, positions.shape[1:]))

@@ -45,6 +45,7 @@ class CorrectionHead(ABC):
     """
 
     state_size: int  # G
+    num_passes: int | None = None  # over a chain, of a head that reads the tokens of one all at once
     # Of heads whose input products can be kept by token, and which kernels know.
     gru: Any = None
     project_state: Any = None

@@ -132,9 +132,10 @@ class DFlyModel(BlockModel, CorrectionHead):
         self, target: TargetModel, base_logits: torch.Tensor, activated: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         activated = activated.to(base_logits.device)
-        if rows is None:
-            return self.logits(target, activated)
-        if not rows.is_floating_point():
+        if rows is not None and rows.is_floating_point():
+            logits = target.logits(activated, partial(torch.matmul, other=rows.mT), self.scaling)
+        else:
             logits = self.logits(target, activated)
-            return logits.gather(-1, rows[..., None, :].expand(*logits.shape[:-1], -1))
-        return target.logits(activated, partial(torch.matmul, other=rows.mT), self.scaling)
+            if rows is not None:
+                logits = logits.gather(-1, rows[..., None, :].expand(*logits.shape[:-1], -1))
+        return logits.masked_fill(base_logits.isneginf(), -torch.inf)  # what is forbidden stays so

@@ -40,6 +40,7 @@ DRAFTERS = [
     {"projector_type": "dspark"},
     {"projector_type": "dflash2"},
     {"projector_type": "dfly"},
+    {"projector_type": "xpress"},
 ]
 DRAFTERS += [{"draft_pool_size": None}, {"draft_length": "adaptive"}]
 

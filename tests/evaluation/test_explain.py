@@ -33,6 +33,7 @@ SHAPES = [
     {"projector_type": "dspark", "markov_head_type": "rnn", "draft_tree_size": 11},
     {"projector_type": "dflash2", "draft_tree_size": 11},
     {"projector_type": "dfly", "draft_tree_size": 11},
+    *({"projector_type": "xpress"} | fields for fields in ({}, {"draft_tree_size": 11})),
 ]
 
 

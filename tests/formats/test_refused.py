@@ -162,7 +162,6 @@ OF_ANY = [
 ]
 OF_OTHERS = {
     "layers.0.self_attn.k_proj_target.weight": "DFlare",
-    "refiner_head.readout.weight": "XPress",
 }
 OF_DRAFTED = [
     ({"t2d": ~FLAGS}, "t2d"),
@@ -199,7 +198,7 @@ KINDS = {
     "DSpark with gated attention": [{"architectures": ["Qwen35DSparkModel"], "markov_rank": 256}],
     "DFly in another layout": [{"speculators_model_type": "dfly"}, {"model_type": "dfly-mlx"}],
     "DFlare": [{"architectures": ["DFlareDraftModel"], "dflash_config": {}}],
-    "XPress": [{"speculators_model_type": "xpress"}],
+    "XPress in another layout": [{"model_type": "xpress"}],
     "EAGLE-3 in another layout": [
         {"architectures": [name], "model_type": "llama", "draft_vocab_size": 8}
         for name in ("Gemma4Eagle3Model", "DeepSeekForCausalLMEagle3", "Qwen2ForCausalLMEagle3")

@@ -22,6 +22,8 @@ KINDS = [
     {"projector_type": "dflash2", "shift_label": False},
     {"conv_kernel_size": 3, "conv_group_size": 8, "layer_fusion": True},
     {"projector_type": "dfly", "shift_label": False},
+    {"projector_type": "xpress", "xpress_rank": 8},
+    {"projector_type": "xpress", "xpress_rank": 8, "shift_label": False},
     {"projector_type": "eagle3"},
     {"projector_type": "eagle3", "own_lm_head": True, "norm_output": True},
 ]

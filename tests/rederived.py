@@ -78,16 +78,24 @@ class Rederived:
         candidate = torch.tanh(inputs[2 * size :] + reset * states[2 * size :])
         return (1 - update) * candidate + update * state
 
+    def mean_of_layers(self, captured, index):
+        """The mean of captured layers that a layer of the drafter adds to the context, if it does."""
+        if (logits := self.weights.get("layer_fusion_weights")) is None:
+            return 0.0
+        shares = logits[index].exp() / logits[index].exp().sum()
+        return sum(share * states for share, states in zip(shares, captured, strict=True))
+
     def draft(self, ids):
         """Tokens and corrected logits proposed after `ids`, whose last is the anchor."""
         config, anchor = self.config, len(ids) - 1
         with torch.no_grad():
             states = self.target(ids[None, :-1], output_hidden_states=True).hidden_states
-        stacked = torch.cat([states[layer + 1][0] for layer in config.target_layer_ids], -1)
-        context = self.norm(stacked @ self.weights["fc.weight"].T, "hidden_norm")
+        captured = [states[layer + 1][0] for layer in config.target_layer_ids]
+        fused = torch.cat(captured, -1) @ self.weights["fc.weight"].T
         noise = torch.tensor([ids[-1].item()] + [config.mask_token_id] * (config.block_size - 1))
         block = self.table[noise] * (config.input_embedding_scale or 1.0)
         for index in range(config.num_hidden_layers):
+            context = self.norm(fused + self.mean_of_layers(captured, index), "hidden_norm")
             block = self.layer(block, context, index, anchor)
         hidden = self.norm(block, "norm")
         return self.correct(hidden, ids[-1])

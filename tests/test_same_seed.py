@@ -49,10 +49,12 @@ DRAFTERS = {
     "dspark": {"projector_type": "dspark", "markov_head_type": "gated"},
     "dspark, rnn": {"projector_type": "dspark", "markov_head_type": "rnn", "draft_pool_size": None},
     "dflash2": {"projector_type": "dflash2"},
+    "dfly": {"projector_type": "dfly"},
+    "xpress": {"projector_type": "xpress"},
     "eagle3": {"projector_type": "eagle3"},
     "recycling": {"projector_type": "recycling", "draft_tree_size": None},
 }
-OTHERS = ("dspark", "dspark, rnn", "dflash2", "eagle3", "recycling")
+OTHERS = ("dspark", "dspark, rnn", "dflash2", "dfly", "xpress", "eagle3", "recycling")
 ENDS = {"full": {"eos_token_id": -1}, "early": {"eos_token_id": list(range(1, 7))}}
 FEATURES = {
     "several sequences": (1, {"num_return_sequences": 3}),

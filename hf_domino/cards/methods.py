@@ -34,6 +34,16 @@ METHOD_TEXTS = {
         f" (a {DFLASH} backbone), in which a selector chooses each token by the previous one",
         ("dflash",),
     ),
+    "dfly": MethodTexts(
+        "[DFly](https://arxiv.org/abs/2607.25852)",
+        f" (a {DFLASH} backbone), in which an MLP corrects the state of each token by the previous one",
+        ("dfly", "dflash"),
+    ),
+    "xpress": MethodTexts(
+        "[XPress](https://arxiv.org/abs/2608.02438)",
+        f" (a {DFLASH} backbone), which a causal mixer corrects in a few passes over the whole block",
+        ("xpress", "dflash"),
+    ),
     "eagle3": MethodTexts(
         "[EAGLE-3](https://arxiv.org/abs/2503.01840)",
         " with one layer, which reads what it has drafted so far",

@@ -139,10 +139,34 @@ class CorrectedBranches(DraftBranches):
 
     def chain(self) -> torch.Tensor:
         """Choose one token behind the other. Where positions do not depend on each other, no branch is needed."""
-        if self._head is None and not self.distribution.needs_prefix:
-            scores = self.distribution.scores(self.prefixes, self._logits)
-            return self._chosen(scores, self._noise, self._all_ids.expand_as(scores))
-        return super().chain()
+        if self.distribution.needs_prefix or not (self._head is None or self._head.num_passes):
+            return super().chain()
+        noise = self._noise
+        if self._head is None:
+            return self._likeliest(self._logits, noise, self._all_ids.expand_as(self._logits))
+        self._begin()
+        token_ids = self._all_ids
+        if self._pool is not None:
+            token_ids = self._pool.token_ids
+            noise = None if noise is None else noise.gather(2, self._pool.columns)
+        tokens = self._likeliest(self._logits, noise, token_ids.expand_as(self._logits))
+        for _ in range(self._head.num_passes or 0):
+            tokens = self._likeliest(self._corrected_behind(tokens), noise, token_ids.expand_as(self._logits))
+        return tokens
+
+    def _likeliest(self, logits: torch.Tensor, noise: torch.Tensor | None, token_ids: torch.Tensor) -> torch.Tensor:
+        """The tokens `[B, C]` of all depths by their logits `[B, C, M]`."""
+        return self._chosen(self.distribution.scores(self.prefixes, logits), noise, token_ids)
+
+    def _corrected_behind(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Logits `[B, C, M]` of all depths behind tokens `[B, C]` that were chosen for them."""
+        assert self._head is not None
+        before = torch.cat((self.prefixes.last(), tokens[:, :-1]), dim=1)
+        states = self._head.read(self._target, before, self._hidden)
+        activated = self._head.activate(self._parts, states).flatten(0, 1)[:, None]  # [B * C, 1, R]
+        base = self._logits.flatten(0, 1)[:, None]
+        rows = None if self._rows is None else self._rows.flatten(0, 1)
+        return self._head.correct(self._target, base, activated, rows).view_as(self._logits)
 
     def _next(self, depth: int) -> torch.Tensor:
         """Choose the token `[B, 1]` of the only branch at a depth. Kernels correct and choose at once."""
@@ -204,7 +228,7 @@ class CorrectedBranches(DraftBranches):
             self._parts = head.project_hidden(self._hidden)  # [B, C, ...], once
             self._rows = None  # [B, C, M, R]
             if self._pool is not None and not self._is_fused:
-                self._rows = head.rows(self._pool.columns)
+                self._rows = head.rows(self._target, self._pool.columns)
             if table is not None and self._pool is not None:
                 likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
                 table.add([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
@@ -227,7 +251,7 @@ class CorrectedBranches(DraftBranches):
                     rows = None
                 else:
                     rows = self._rows[:, depth]
-                logits = logits + head.expand(activated, rows).to(logits)
+                logits = head.correct(self._target, logits, activated, rows)
         num_branches = self.texts.shape[1]
         if num_branches == 1:
             return logits

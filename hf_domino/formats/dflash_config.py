@@ -1,8 +1,8 @@
 """Checkpoints with a `dflash_config`: of z-lab, SpecForge, the authors of Domino, Model-Optimizer.
 
-And those that have its fields at the top alone: DeepSpec's DFlash and DSpark, verl-SpeCo's Domino, and Transformers'
-own DFlash drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its target, a query of
-a sliding layer sees all of its block, and as many positions before its own as the window has.
+And those that have its fields at the top alone: DeepSpec's DFlash and DSpark, AngelSpec's DFly, verl-SpeCo's Domino,
+and Transformers' own DFlash drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its
+target, a query of a sliding layer sees all of its block, and as many positions before its own as the window has.
 
 Fields of the drafter stand in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs
 are read from 0, as ours do. Layers that `layer_types` calls sliding are causal inside the block unless `causal` says
@@ -10,8 +10,8 @@ otherwise; those of `use_swa`, which are all, are not (`_resolve_layer_attention
 
 Sources: `specforge/modeling/draft/{dflash,domino}.py` and `configs/` of sgl-project/SpecForge (a6b6b02),
 `dflash/model.py` of z-lab/dflash (44947fb), `modelopt/torch/export/plugins/hf_spec_export.py` of
-NVIDIA/Model-Optimizer (0371364), `models/muse_glimmer_assistant/`, `masking_utils.py` and
-`generation/candidate_generator.py` of Transformers 5.23.
+NVIDIA/Model-Optimizer (0371364), `angelspec/models/` and `config/` of Tencent/AngelSpec (d3412be),
+`models/muse_glimmer_assistant/`, `masking_utils.py` and `generation/candidate_generator.py` of Transformers 5.23.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from hf_domino.formats.fields import (
     CODEBOOKS,
     CORRECT_IT,
     DECODER_SIZES,
+    FUSION,
     OF_TARGETS,
     READ_OF_BLOCKS,
     READ_OF_DECODERS,
@@ -37,6 +38,7 @@ from hf_domino.formats.fields import (
     decoder_of,
     head_fields,
     merged,
+    misfit,
     predicts_next,
     required,
     section_of,
@@ -51,14 +53,17 @@ DOMINO_CLASS = "DominoDraftModel"
 DFLASH_CLASS = "DFlashDraftModel"
 DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
 DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
+DFLY_CLASS = "Qwen3DFlyModel"
+XPRESS_CLASS = "Qwen3XPressModel"  # of its authors
 INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI, whose rotary positions turn neighbours together
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
-ARCHITECTURES |= {INTERLEAVED_CLASS}
+ARCHITECTURES |= {INTERLEAVED_CLASS, DFLY_CLASS, XPRESS_CLASS}
 WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
 # At the top or in a section; and of training, or told by the tensors.
 OWN = """
     projector_type block_size mask_token_id draft_vocab_size num_target_layers target_num_hidden_layers
-    target_layer_ids use_swa swa_window_size target_config_digest
+    target_layer_ids use_swa swa_window_size target_config_digest enable_hidden_correction
+    xpress_mlp_hidden xpress_num_passes xpress_block_size
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
 HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *OF_TARGETS.split())
@@ -69,6 +74,12 @@ MUSE_TARGET_TYPE = "muse_glimmer_text"
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(stored, SECTION, DSPARK_SECTION)
     is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
+    if DFLY_CLASS in classes_of(stored):  # which tells a rank of 0, too
+        required(stored, "hidden_size", "num_attention_heads")
+        is_next = False
+        stored = {"head_dim": stored["hidden_size"] // stored["num_attention_heads"]} | stored | {FUSION: True}
+        # The other field counts the layers that are read.
+        stored["num_target_layers"] = stored.get("target_num_hidden_layers")
     if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
         required(stored, "hidden_size", "num_attention_heads")
         # It trains in no other order.
@@ -77,6 +88,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         stored = {"head_dim": width} | stored | {"model_type": "qwen3"}
         # In its older files the other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
+    if XPRESS_CLASS in classes_of(stored):
+        stored |= _xpress_fields(stored)
     required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
     if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
         required(stored, "rope_theta")
@@ -94,6 +107,22 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     return fields | _window_fields(stored, fields) | head_fields(stored, fields["projector_type"])
 
 
+def _xpress_fields(stored: StoredConfig) -> dict[str, Any]:
+    """Read what the authors of XPress call otherwise than speculators."""
+    required(stored, "xpress_rank", "xpress_mlp_hidden")
+    rank = stored["xpress_rank"]
+    width = stored["xpress_mlp_hidden"]
+    if not isinstance(rank, int) or not isinstance(width, int) or rank < 1 or width % rank:
+        raise misfit("xpress_mlp_hidden", f"a multiple of xpress_rank={rank}", width, CANNOT_RUN)
+    size = stored.get("block_size")
+    if stored.get("xpress_block_size") not in (None, size):
+        raise misfit("xpress_block_size", f"{size} as block_size says", stored["xpress_block_size"])
+    found = {"xpress_mlp_ratio": width // rank}
+    if (passes := stored.get("xpress_num_passes")) is not None:
+        found["num_jacobi_passes"] = passes
+    return found
+
+
 def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
     """Apply `use_swa` and a stated causality to the backbone's windows."""
     types = backbone.get("layer_types")
@@ -109,6 +138,7 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 def projector_type_of(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class or a head's field tells it if the field is absent."""
     is_domino = DOMINO_CLASS in classes_of(stored)
+    is_dfly = DFLY_CLASS in classes_of(stored) and stored.get("enable_hidden_correction") is not False
     if is_domino:
         told = "domino"
     else:
@@ -118,6 +148,10 @@ def projector_type_of(stored: StoredConfig) -> str:
             told = "dflash"
     if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
         told = "dflash2"
+    if is_dfly:
+        told = "dfly"
+    if XPRESS_CLASS in classes_of(stored):
+        told = "xpress"
     given = stored.get("projector_type") or told
     if given not in BLOCK_METHODS:
         raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
@@ -167,9 +201,17 @@ DFLASH_CONFIG = Format(
     ),
     fields=_fields,
     # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter, and its DSpark's head
-    # stands beside all else.
+    # stands beside all else. AngelSpec has names of its own for what all have.
     renames={
         r"^dflash_module\.": "",
+        r"^xpress_head\.w1\.": "refiner_head.token_embed.",
+        r"^xpress_head\.w2\.": "refiner_head.readout.",
+        r"^xpress_head\.mix\.L$": "refiner_head.mix_l",
+        **{rf"^xpress_head\.mlp\.{name}_proj\.": f"refiner_head.mlp_{name}." for name in ("gate", "up", "down")},
+        r"^xpress_head\.": "refiner_head.",
+        r"^context_proj\.": "fc.",
+        r"^context_norm\.": "hidden_norm.",
+        r"^final_norm\.": "norm.",
         r"^logit_head\.": "",
         **{rf"^{name}\.": f"markov_head.{name}." for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")},
         r"^confidence_proj\.": "confidence_head.proj.",

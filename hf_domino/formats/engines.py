@@ -19,7 +19,16 @@ from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, projector_type_of
 from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
-from hf_domino.formats.fields import BLOCK_METHODS, CONVOLUTION, OF_BLOCKS, Format, StoredConfig, merged, section_of
+from hf_domino.formats.fields import (
+    BLOCK_METHODS,
+    CONVOLUTION,
+    FUSION,
+    OF_BLOCKS,
+    Format,
+    StoredConfig,
+    merged,
+    section_of,
+)
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
 from hf_domino.formats.speculators import SECTION as LAYER_SECTION
@@ -28,6 +37,7 @@ DOMINO = ("domino",)
 DFLASH = ("dflash",)
 DSPARK = ("dspark",)
 DFLASH2 = ("dflash2",)
+UNSERVED = ("dfly", "xpress")
 
 
 @dataclass(frozen=True)
@@ -101,6 +111,9 @@ def _without(names: Collection[str], kinds: Collection[str]) -> Iterator[Rule]:
         yield Rule((name,), "absent", lambda value: not value, "It does not read it of this kind.", kinds)
 
 
+_READS_HEAD = Rule(
+    ("projector_type",), "one of domino, dflash, dspark, dflash2", lambda value: False, "It has no such head.", UNSERVED
+)
 _ACTIVATION = Rule(("hidden_act",), "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
 
 SGLANG = Engine(
@@ -130,8 +143,9 @@ SGLANG = Engine(
         _ordered("SGLang", DFLASH + DFLASH2),
         _ordered("SGLang", DSPARK, is_shifted=True),
         *_without([CONVOLUTION], DSPARK),
-        *_without(["input_embedding_scale"], BLOCK_METHODS),
+        *_without(["input_embedding_scale", FUSION], BLOCK_METHODS),
         *_without(["output_multiplier", "final_logit_softcapping"], DOMINO + DFLASH + DSPARK),
+        _READS_HEAD,
         _ACTIVATION,
     ),
     window_flag="--speculative-draft-window-size",
@@ -162,6 +176,7 @@ VLLM = Engine(
         ),
         _ordered("vLLM", DFLASH2),
         *_without(OF_BLOCKS, DOMINO + DFLASH + DSPARK),
+        *_without([FUSION], DFLASH2),
         Rule((CONVOLUTION,), "given", bool, "It has no DFlash 2 without convolutions.", DFLASH2),
         Rule((KIND,), "absent", lambda value: not value, "It reads z-lab's layout. Export as specforge.", DFLASH2),
         Rule(
@@ -171,6 +186,7 @@ VLLM = Engine(
             "It has no other head of DSpark. Train with markov_head_type: vanilla.",
             DSPARK,
         ),
+        _READS_HEAD,
         _ACTIVATION,
     ),
     note="Domino, and DFlash with shift_label, by hf_domino's plugin, so install hf_domino beside vLLM: without it "
@@ -185,6 +201,7 @@ ZLAB = Engine(
     command=Template("dflash generate transformers --model $target --draft $drafter PROMPT"),
     rules=(
         Rule(("projector_type",), "'dflash'", lambda value: False, "It has no other kind.", DOMINO + DSPARK + DFLASH2),
+        _READS_HEAD,
         _ordered("It", DFLASH),
         *_without(OF_BLOCKS, DFLASH),
         Rule(

@@ -79,7 +79,8 @@ EMPTY: tuple[Any, ...] = (None, "", [], {})  # false and 0 may mean something
 HARMLESS = (*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *OF_OTHERS.split())
 CONVOLUTION = "conv_kernel_size"
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
-OF_BLOCKS = (CONVOLUTION, *SCALES)  # what is done around a block's layers
+FUSION = "layer_fusion"
+OF_BLOCKS = (CONVOLUTION, FUSION, *SCALES)  # what is done around a block's layers
 # Of each method that other projects write alike the fields of its head that files tell, and those that they may leave
 # out.
 HEADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -87,6 +88,8 @@ HEADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "dflash": ((), ()),
     "dspark": (("markov_rank",), ("markov_head_type", "enable_confidence_head", "confidence_head_with_markov")),
     "dflash2": (("selector_rank", "selector_top_k"), ()),
+    "dfly": ((), ("hidden_correction_intermediate_size",)),
+    "xpress": (("xpress_rank",), ("xpress_mlp_ratio", "num_jacobi_passes")),
 }
 BLOCK_METHODS = tuple(HEADS)
 CODEBOOKS = {
@@ -212,9 +215,10 @@ def head_fields(stored: StoredConfig, method: str) -> dict[str, Any]:
 def stored_head(config: DominoConfig) -> dict[str, Any]:
     """Write what [`head_fields`] reads."""
     told, options = HEADS[config.projector_type]
-    names = (*told, *options, *OF_BLOCKS)
-    names += (CONV_GROUP,) * bool(config.conv_kernel_size)
-    return {name: value for name in names if (value := getattr(config, name)) is not None}
+    around = [name for name in OF_BLOCKS if getattr(config, name)]
+    if config.conv_kernel_size:
+        around.append(CONV_GROUP)
+    return {name: value for name in (*told, *options, *around) if (value := getattr(config, name)) is not None}
 
 
 def classes_of(stored: StoredConfig) -> set[str]:

@@ -49,9 +49,7 @@ NAME = "pretrained_model_name_or_path"
 MOST_SHOWN = 4  # names of tensors in an error
 # Tensors that only other kinds have, by parts of their names.
 OF_OTHERS = {
-    "hidden_correction": "DFly",
-    "layer_fusion_weights": "DFlare",
-    "refiner_head": "XPress",
+    "k_proj_target": "DFlare",
     "lilicorr": "LiLiCorr",
     ".qweight": "quantised weights",
 }

@@ -16,8 +16,10 @@ from hf_domino.formats.speculators import SPECULATORS
 
 ALWAYS_OURS = "draft_pool_size"  # stands in every file that we wrote, and in no other project's
 NAMING_FIELDS = ("architectures", "model_type", "speculators_model_type", "projector_type")
-LOADED = "Domino, DFlash, DFlash 2, DSpark or EAGLE-3"
-OTHER_DSPARK, OTHER_EAGLE3, OTHER_DFLASH = (f"{name} in another layout" for name in ("DSpark", "EAGLE-3", "DFlash"))
+LOADED = "Domino, DFlash, DFlash 2, DSpark, DFly, XPress or EAGLE-3"
+OTHER_DSPARK, OTHER_EAGLE3, OTHER_DFLASH, OTHER_DFLY, OTHER_XPRESS = (
+    f"{name} in another layout" for name in ("DSpark", "EAGLE-3", "DFlash", "DFly", "XPress")
+)
 # Kinds that are not ours: patterns of parts of their classes' and types' names, and fields that only they set.
 OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "P-EAGLE": (("peagle",), ("parallel_drafting",)),
@@ -25,9 +27,9 @@ OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "Medusa": (("medusa",), ("medusa_num_heads", "medusa_num_layers")),
     "DFlash or DSpark on Gemma": (("gemma4dspark",), ()),
     "DSpark with gated attention": (("qwen35dspark",), ()),
-    "DFly": (("dfly",), ()),
+    OTHER_DFLY: (("dfly",), ()),
     "DFlare": (("dflare",), ()),
-    "XPress": (("xpress",), ()),
+    OTHER_XPRESS: (("xpress",), ()),
     OTHER_DSPARK: (("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
     "LiLiCorr": (("lilicorr",), ("lilicorr_enabled",)),
     "JetSpec": (("jetspec",), ()),
@@ -89,7 +91,9 @@ def refuse_others(stored: StoredConfig) -> None:
         names = names.replace("qwen3dspark", "")
     found = format_of(stored)
     is_markov = found in (SPECULATORS, DFLASH_CONFIG) and any(place.get("markov_rank") for place in places)
-    is_read = {OTHER_DSPARK: is_markov, **dict.fromkeys((OTHER_EAGLE3, OTHER_DFLASH), found is not None)}
+    others = OTHER_EAGLE3, OTHER_DFLASH, OTHER_XPRESS
+    is_read = {OTHER_DSPARK: is_markov, **dict.fromkeys(others, found is not None)}
+    is_read[OTHER_DFLY] = found is DFLASH_CONFIG
     for kind, (words, fields) in OTHER_KINDS.items():
         if is_read.get(kind):
             continue

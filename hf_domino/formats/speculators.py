@@ -1,4 +1,4 @@
-"""Checkpoints of vllm-project/speculators: `dflash`, `dflash2`, `dspark`, and the Domino of its pull request 773.
+"""Checkpoints of vllm-project/speculators: `dflash`, `dflash2`, `dspark`, `xpress`, and its pull request 773's Domino.
 
 The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
 embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
@@ -21,6 +21,7 @@ from hf_domino.formats.fields import (
     CONVOLUTION,
     CORRECT_IT,
     DECODER_SECTION,
+    FUSION,
     OF_BLOCKS,
     READ_OF_BLOCKS,
     ROTARY,
@@ -56,8 +57,10 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "selector_top_k": 16,
         "sliding_window_non_causal": True,
     },
+    "xpress": {"xpress_rank": 256, "xpress_mlp_ratio": 2, "num_jacobi_passes": 6},
     "dflash": {},
 }
+PREDICT_NEXT = ("domino", "dspark")  # unless files say otherwise
 OWN = """
     dflash_config dspark_config vocab_size hidden_size num_hidden_layers target_hidden_size layer_types mask_token_id
     block_size draft_vocab_size projector_type aux_hidden_state_layer_ids proposal_methods logits_correction_emb_dim
@@ -100,7 +103,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         "num_target_layers": None,  # not stored; compared with the target when they meet
         "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
         "projector_type": kind,
-        "shift_label": _predicts_next(stored, not kind.startswith("dflash")),
+        "shift_label": _predicts_next(stored, kind in PREDICT_NEXT),
         **head_fields(stored, kind),
     }
 
@@ -149,6 +152,7 @@ def stored_speculators(config: DominoConfig) -> dict[str, Any]:
         "target_layer_ids": (reads_last, "without the last layer", "which reads it before the final norm"),
         CONVOLUTION: ((config.conv_kernel_size is None) == is_dflash2, "given for DFlash 2 alone", "as in its classes"),
         "draft_vocab_size": (is_dflash2 and config.draft_vocab_size, "None", "whose DFlash 2 drafts all tokens"),
+        FUSION: (config.layer_fusion, "False", "which has no such field"),
         **{name: (getattr(config, name), "None", "which has no such field") for name in SCALES},
     }
     for name, (is_wrong, expected, why) in wrong.items():

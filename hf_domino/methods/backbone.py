@@ -9,7 +9,7 @@ without the causal bound SGLang lost 0.35 of acceptance length (its pull request
 Around attention and MLP there may be convolutions over a block's positions, as in DFlash 2.
 
 Shapes: B batch, Q block positions, C new context positions, S context positions looked at, H hidden size, A heads,
-G query heads per key head, D head width, T taps of a convolution.
+G query heads per key head, D head width, T taps of a convolution, or captured layers, L drafter layers.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
+FALL = -2.0  # of fresh logits per captured layer away from the nearest: as DFlare begins, whose equal ones stayed equal
 
 
 class RotaryTable:
@@ -186,6 +187,12 @@ def convolve(states: torch.Tensor, base: torch.Tensor, changes: torch.Tensor, bl
     for tap, kernel in enumerate(kernels[1:], 1):
         total = torch.addcmul(total, grouped.roll(tap, 1).masked_fill(places < tap, 0.0), kernel)
     return total.flatten(2)
+
+
+def depth_matched(num_layers: int, num_captured: int) -> torch.Tensor:
+    """Fresh logits `[L, T]` of a drafter layer's weights: the captured layer at the same relative depth weighs most."""
+    places = torch.arange(num_layers)[:, None] * ((num_captured - 1) / max(num_layers - 1, 1))
+    return FALL * (torch.arange(num_captured) - places).abs()
 
 
 class BackboneLayer(GradientCheckpointingLayer):

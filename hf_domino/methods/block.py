@@ -10,6 +10,7 @@ sequence, K block size, P proposals, H hidden size.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
-from hf_domino.methods.backbone import AttentionInputs, BackboneLayer, RotaryTable, windowed
+from hf_domino.methods.backbone import AttentionInputs, BackboneLayer, RotaryTable, depth_matched, windowed
 from hf_domino.methods.block_config import BlockConfig
 from hf_domino.methods.context import NO_CONTEXT, NewContext
 from hf_domino.methods.modeling import DominoDraftModel
@@ -41,11 +42,19 @@ class BlockModel(DominoDraftModel):
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.layers = nn.ModuleList(BackboneLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        if config.layer_fusion:
+            self.layer_fusion_weights = nn.Parameter(depth_matched(config.num_hidden_layers, config.num_captured))
         self._rotary = RotaryTable(config)
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         joined = torch.cat(tuple(hidden_states), dim=-1)
-        return self.hidden_norm(self.fc(joined.to(self.fc.weight)))
+        joined = joined.to(self.fc.weight)
+        features = self.fc(joined)
+        if self.config.layer_fusion:  # those of each drafter layer, one behind the other
+            shares = self.layer_fusion_weights.float().softmax(dim=-1).to(joined.dtype)
+            mixed = shares @ joined.unflatten(-1, (self.config.num_captured, -1))  # [B, C, L, H]
+            return self.hidden_norm(features[..., None, :] + mixed).flatten(2)
+        return self.hidden_norm(features)
 
     def draft_states(
         self,
@@ -95,7 +104,10 @@ class BlockModel(DominoDraftModel):
             sliding = inputs
         block = noise_embeds.to(self.fc.weight)
         for index, layer in enumerate(self.layers):
-            block = layer(block, sliding if self.config.is_sliding(index) else inputs)
+            own = sliding if self.config.is_sliding(index) else inputs
+            if self.config.layer_fusion and context_features is not None:
+                own = replace(own, context=context_features.unflatten(-1, (len(self.layers), -1))[..., index, :])
+            block = layer(block, own)
         if cache is not None:
             cache.advance()
         return self.norm(block)
@@ -126,13 +138,22 @@ class BlockModel(DominoDraftModel):
             cache=cache,
             context_counts=counts,
         )
-        return draft_hidden[:, config.label_offset : config.label_offset + config.num_draft_tokens]
+        proposing = slice(config.label_offset, config.label_offset + config.num_draft_tokens)
+        return self.finish(draft_hidden)[:, proposing]
+
+    def finish(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Draft hidden states of whole blocks `[..., K, H]`, or of none, with what a method makes of a block."""
+        return hidden
 
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
-        # Scaled and capped as the files say, or else as the target's own are.
+        return self.vocabulary.logits(target, hidden, self.scaling)
+
+    @property
+    def scaling(self) -> BlockConfig | None:
+        """What tells scale and cap of logits, where files do; else they are the target's own."""
         config = self.config
         is_told = config.output_multiplier is not None or config.final_logit_softcapping is not None
-        return self.vocabulary.logits(target, hidden, config if is_told else None)
+        return config if is_told else None
 
     def draft_blocks(
         self,
@@ -154,4 +175,4 @@ class BlockModel(DominoDraftModel):
             context_position_ids=torch.arange(num_context, device=device).expand(len(anchors), -1),
             view=BlockView.at(anchors, size, num_context, self.config.draft_window_size).to(device),
         )
-        return hidden.unflatten(1, positions.shape[1:])
+        return self.finish(hidden.unflatten(1, positions.shape[1:]))

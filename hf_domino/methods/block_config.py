@@ -26,6 +26,8 @@ class BlockConfig(DominoConfig):
         conv_kernel_size (`int`, *optional*): Positions that convolutions around attention and MLPs of a block's layers
             sum up, in `[1, block_size]`; None for none.
         conv_group_size (`int`, *optional*, defaults to 16): Numbers of a state that share a kernel.
+        layer_fusion (`bool`, *optional*, defaults to `False`): Whether each layer adds to the context features a
+            weighted mean of its own of the layers that are read (DFly, arXiv 2607.25852).
         input_embedding_scale (`float`, *optional*): Factor of the embeddings that the backbone reads; None for the
             target's own, if it has one.
         output_multiplier (`float`, *optional*): Factor of the base logits; where this or the next is given, neither
@@ -39,6 +41,7 @@ class BlockConfig(DominoConfig):
     sliding_window_non_causal: bool = False
     conv_kernel_size: int | None = None
     conv_group_size: int = 16
+    layer_fusion: bool = False
     input_embedding_scale: float | int | None = None
     output_multiplier: float | int | None = None
     final_logit_softcapping: float | int | None = None

@@ -39,11 +39,13 @@ def partial_product(layer: nn.Module, values: torch.Tensor, first: int = 0, bias
 class CorrectionHead(ABC):
     """A correction head, which says how the scores of a position depend on the tokens chosen before it.
 
-    All have one form: corrected_k = base_k + W2 activate(part_k, state_k). The part is of the draft hidden state and is
-    made once for the block; the state has read the tokens before, and is zero before the anchor.
+    Most have one form: corrected_k = base_k + W2 activate(part_k, state_k). The part is of the draft hidden state and
+    is made once for the block; the state has read the tokens before, and is zero before the anchor. What a head makes
+    otherwise of what it activates, its `correct` says.
     """
 
     state_size: int  # G
+    num_passes: int | None = None  # over a chain, of a head that reads the tokens of one all at once
     # Of heads whose input products can be kept by token, and which kernels know.
     gru: Any = None
     project_state: Any = None
@@ -51,7 +53,7 @@ class CorrectionHead(ABC):
     @property
     @abstractmethod
     def up(self) -> nn.Linear:
-        """The layer of W2, `[D, R]`."""
+        """The layer of W2, `[D, R]`, or another that is zero while the head corrects nothing."""
 
     def initial_state(self, num_rows: int) -> torch.Tensor:
         """The zero state `[N, G]` that every block starts from."""
@@ -86,12 +88,14 @@ class CorrectionHead(ABC):
         """Whether fused kernels correct by it on a device."""
         return False
 
-    def rows(self, columns: torch.Tensor) -> torch.Tensor:
-        """The rows of W2 of some tokens: their columns `[...]` to `[..., R]`."""
+    def rows(self, target: TargetModel, columns: torch.Tensor) -> torch.Tensor:
+        """What `correct` reads of some tokens by their columns `[..., M]`: the rows of W2, `[..., M, R]`."""
         return F.embedding(columns.to(self.up.weight.device), self.up.weight)
 
-    def expand(self, activated: torch.Tensor, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Corrections `[..., D]` of what W2 reads `[..., R]`, or `[N, L, M]` by rows `[N, M, R]`."""
+    def correct(
+        self, target: TargetModel, base_logits: torch.Tensor, activated: torch.Tensor, rows: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Correct base logits `[..., D]` by what W2 reads `[..., R]`; with rows `[N, M, R]` those of M tokens alone."""
         if rows is None:
-            return self.up(activated)
-        return activated @ rows.mT
+            return base_logits + self.up(activated).to(base_logits)
+        return base_logits + (activated @ rows.mT).to(base_logits)

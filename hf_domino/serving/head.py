@@ -43,7 +43,7 @@ class BlockHead(nn.Module, DominoHead):
         for index, logits in enumerate(base_logits.unbind(dim=1)):
             state = self.gru.step(embed(tokens).to(state), state)
             if index >= self.config.pure_draft_prefix_len:
-                logits = logits + self.expand(self.activate(parts[:, index], state)).to(logits)
+                logits = logits + self.up(self.activate(parts[:, index], state)).to(logits)
             corrected.append(logits)
             tokens = logits.argmax(dim=-1)
         return torch.stack(corrected, dim=1)

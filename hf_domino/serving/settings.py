@@ -59,7 +59,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     config.check_supports("the plugin for vLLM")
     for name in OF_BLOCKS:
         value = getattr(config, name)
-        if value is not None:
+        if value:
             raise refusal(f"{name} of a drafter for vLLM", None, value, "Its backbone there is plain DFlash's.")
     return config
 

@@ -18,6 +18,7 @@ from hf_domino.training.arguments import DominoTrainingArguments
 # No other weight depends on them.
 BLOCK_SIZE = "block_size"
 TAPS = "conv_kernel_size"
+FUSION = "layer_fusion"  # changes what a trained drafter drafts
 
 
 def fields_of_head(method: type[DominoConfig]) -> set[str]:
@@ -132,9 +133,14 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
                 expected = f"plain {headless.title}"
             remedy = "Leave projector_type out, or start from such a drafter."
             raise refusal("the drafter of a new head", expected, config.title, remedy)
-        overrides = {**method.defaults, **overrides}
+        overrides = {**method.defaults, FUSION: config.layer_fusion, **overrides}
     if (taps := getattr(config, TAPS, None)) not in (None, overrides.get(TAPS, taps)):
         raise refusal(f"{TAPS} of the drafter", taps, overrides[TAPS], "Its weights are of that.")
     result = DominoDraftModel(config.changed(**overrides))
+    own = drafter.config.shapes()
+    if others := [name for name, shape in result.config.shapes().items() if own.get(name, shape) != shape]:
+        changed = {name: overrides[name] for name in overrides if overrides[name] != getattr(config, name, None)}
+        remedy = f"Its {others[0]} is of that size: leave it out, or train a new drafter."
+        raise refusal(f"{', '.join(changed)} of the drafter", "as it is", changed, remedy)
     result.load_state_dict(drafter.state_dict(), strict=False)
     return result

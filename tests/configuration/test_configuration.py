@@ -44,7 +44,7 @@ from hf_domino import DominoConfig, DominoDraftModel
         ({"mask_token_id": 151936}, r"mask_token_id must be in \[0, 151935\]"),
         (
             {"projector_type": "medusa"},
-            r"projector_type must be one of \('domino', 'dflash', 'dspark', 'dflash2', 'eagle3', .*\), got 'medusa'",
+            r"projector_type must be one of \('domino', 'dflash', 'dspark', 'dflash2', 'dfly', .*\), got 'medusa'",
         ),
         ({"num_key_value_heads": 5}, r"num_attention_heads must be a multiple of num_key_value_heads=5, got 32"),
         ({"head_dim": 7}, r"head_dim must be even"),

@@ -39,6 +39,8 @@ DRAFTERS = [
     {"projector_type": "dflash"},
     {"projector_type": "dspark"},
     {"projector_type": "dflash2"},
+    {"projector_type": "dfly"},
+    {"projector_type": "xpress"},
 ]
 DRAFTERS += [{"draft_pool_size": None}, {"draft_length": "adaptive"}]
 

@@ -80,6 +80,9 @@ def test_every_family_can_be_recorded(family, make_drafter, recorded):
         *(("domino", True, None, None), ("domino", False, 16, None)),
         *(("dflash", True, 16, None), ("dflash", False, None, None)),
         *(("dspark", False, 16, "gated"), ("dspark", True, None, "rnn"), ("dflash2", True, None, None)),
+        ("dfly", False, 16, None),
+        ("xpress", True, None, None),
+        ("xpress", False, 16, None),
     ],
 )
 def test_every_kind_of_drafter(

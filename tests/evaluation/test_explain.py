@@ -32,6 +32,8 @@ SHAPES = [
     *({}, {"shift_label": False}, {"projector_type": "dflash"}, {"draft_tree_size": 11}),
     {"projector_type": "dspark", "markov_head_type": "rnn", "draft_tree_size": 11},
     {"projector_type": "dflash2", "draft_tree_size": 11},
+    {"projector_type": "dfly", "draft_tree_size": 11},
+    *({"projector_type": "xpress"} | fields for fields in ({}, {"draft_tree_size": 11})),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Files of DSpark and DFlash 2 in the layouts of others draft as their formulas say, by the written tensors."""
+"""Files of DSpark, DFlash 2, DFly and XPress in others' layouts draft as formulas say, by the written tensors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from builders import MASK
-from markov import RANK, SELECTOR, Markov, build
+from markov import DFLY, RANK, SELECTOR, XPRESS, Markov, build
 from oracle import proposed
 from released import IDS, SPECULATORS_DFLASH, changed, reduced, write_checkpoint
 from safetensors.torch import load_file
@@ -82,24 +82,44 @@ WINDOWS = {"layer_types": ["sliding_attention"] * 2, "sliding_window": 2048, "us
 ZLAB = SPECFORGE | WINDOWS | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": NESTED}
 FLAT_DFLASH2 = reduced(SPECULATORS_DFLASH) | SIZES | {"block_size": 4, "speculators_model_type": "dflash2"}
 SELECTING = {"zlab": ZLAB, "speculators_dflash2": FLAT_DFLASH2}
+# AngelSpec's, which counts in num_target_layers what is read, and has names of its own for what all have.
+ANGELSPEC = changed(FLAT, dict.fromkeys(("rope_parameters", "num_anchors", "head_dim", "enable_confidence_head")))
+ANGELSPEC |= {"architectures": ["Qwen3DFlyModel"], "rope_theta": 10000.0, "markov_rank": 0, "num_target_layers": 2}
+ANGELSPEC |= {"target_num_hidden_layers": 4, "target_hidden_size": HIDDEN, "enable_hidden_correction": True}
+ANGELSPEC |= {"hidden_correction_intermediate_size": DFLY["hidden_correction_intermediate_size"]}
+ANGELSPECS = {"fc.": "context_proj.", "hidden_norm.": "context_norm.", "norm.": "final_norm."}
+# Of XPress's authors, whose head has other names; and that of speculators.
+XPRESS_AUTHORS = changed(FLAT, dict.fromkeys(("target_layer_ids", "mask_token_id", "enable_confidence_head")))
+XPRESS_AUTHORS |= {"architectures": ["Qwen3XPressModel"], "xpress_rank": 8, "xpress_mlp_hidden": 24}
+XPRESS_AUTHORS |= {"xpress_num_passes": 6, "xpress_block_size": 4}
+XPRESS_AUTHORS |= {"dflash_config": {"target_layer_ids": [0, 2], "mask_token_id": MASK}}
+REFINERS = {f"mlp_{name}": f"mlp.{name}_proj" for name in ("gate", "up", "down")}
+REFINERS |= {"refiner_head": "xpress_head", "token_embed": "w1", "readout": "w2", "mix_l": "mix.L"}
+SPECULATORS_XPRESS = SPECULATORS_DFLASH | {"architectures": ["XPressSpeculator"], "speculators_model_type": "xpress"}
+SPECULATORS_XPRESS = reduced(SPECULATORS_XPRESS) | {"block_size": 4, "sample_from_anchor": False}
+SPECULATORS_XPRESS |= {name: value for name, value in XPRESS.items() if name != "projector_type"}
+CORRECTED = {"angelspec": ANGELSPEC, "xpress_authors": XPRESS_AUTHORS, "speculators_xpress": SPECULATORS_XPRESS}
 WINDOWED = {"layer_types": WINDOWS["layer_types"], "sliding_window": 8, "sliding_window_non_causal": True}
 ORDERED = [("vanilla", None), ("rnn", True), ("gated", False), ("rnn", False)]
 CASES = [(layout, *case) for layout in LAYOUTS for case in ORDERED]
 CASES += [(layout, "selector", order) for layout in SELECTING for order in (None, True, False)]
+CASES += [("angelspec", "dfly", order) for order in (None, True)]
+CASES += [(layout, "xpress", order) for layout in ("xpress_authors", "speculators_xpress") for order in (None, True)]
 
 
 def written(target, layout, kind):
     """Tensors of a file under DeepSpec's names, random, and what is stored beside them."""
     width = len(IDS) if layout == "speculators" else 64
     told = {"zlab": WINDOWS | {"sliding_window_non_causal": True}}.get(layout, {})
-    told |= {} if kind == "selector" else {"enable_confidence_head": layout != "specforge"}
+    is_dspark = kind not in ("selector", "dfly", "xpress")
+    told |= {"enable_confidence_head": layout != "specforge"} if is_dspark else {}
     told.pop("use_sliding_window", None)
     drafter = build(target, kind, target_layer_ids=[0, 2], **told)
     tensors = {name: tensor.float() for name, tensor in drafter.state_dict().items()}
-    if kind != "selector":
+    if is_dspark:
         tensors["markov_head.markov_w2.weight"] = torch.randn(width, RANK)
     beside = {}
-    if layout in ("deepspec", "speculators"):
+    if layout in ("deepspec", "speculators", "angelspec"):
         beside = {"embed_tokens.weight": torch.zeros(64, HIDDEN), "lm_head.weight": torch.zeros(width, HIDDEN)}
     if layout == "speculators":
         tensors["d2t"] = torch.tensor(IDS) - torch.arange(width)
@@ -115,11 +135,20 @@ def test_files_of_others_draft_as_their_formulas_say(tiny_qwen3, tmp_path, layou
         theirs = dict(tensors)
         for ours, their in TOP.items():
             theirs = {name.replace(ours, their): tensor for name, tensor in theirs.items()}
-    stored = (LAYOUTS | SELECTING)[layout]
+    if layout == "angelspec":
+        theirs = {}
+        for name, tensor in tensors.items():
+            ours = next((prefix for prefix in ANGELSPECS if name.startswith(prefix)), "")
+            theirs[ANGELSPECS.get(ours, "") + name.removeprefix(ours)] = tensor
+    if layout == "xpress_authors":
+        theirs = dict(tensors)
+        for ours, their in REFINERS.items():
+            theirs = {name.replace(ours, their): tensor for name, tensor in theirs.items()}
+    stored = (LAYOUTS | SELECTING | CORRECTED)[layout]
     place = "dflash_config." if "dflash_config" in stored else ""
     if kind == "selector":
         theirs = {name.replace("codebook.weight", "codebook"): tensor for name, tensor in tensors.items()}
-    else:
+    elif kind not in ("dfly", "xpress"):
         stored = changed(stored, {f"{place}markov_head_type": kind})
     if order is not None:
         stored = stored | {"sample_from_anchor": order}
@@ -133,10 +162,15 @@ def test_files_of_others_draft_as_their_formulas_say(tiny_qwen3, tmp_path, layou
     drafter = DominoDraftModel.from_pretrained(
         tmp_path, draft_pool_size=None, draft_tree_size=None, dtype=torch.float32
     )
-    config, is_next = drafter.config, kind != "selector" if order is None else order  # as all of them are trained
-    told = NESTED if layout == "zlab" else SIZES if kind == "selector" else {"markov_head_type": kind}
+    method = {"selector": "dflash2", "dfly": "dfly", "xpress": "xpress"}.get(kind, "dspark")
+    config, is_next = drafter.config, method == "dspark" if order is None else order  # as all of them are trained
+    told = {"dflash2": SIZES, "dfly": DFLY | {"layer_fusion": True}, "xpress": XPRESS}.get(
+        method, {"markov_head_type": kind}
+    )
+    if layout == "zlab":
+        told = NESTED
     assert told.items() <= config.to_dict().items()
-    assert config.projector_type == ("dflash2" if kind == "selector" else "dspark")
+    assert (config.projector_type, config.num_target_layers) == (method, None if "aux" in str(stored) else 4)
     assert (config.shift_label, config.num_draft_tokens) == (is_next, 4 if is_next else 3)
     assert drafter.state_dict().keys() == tensors.keys()
     with proposed() as rounds:

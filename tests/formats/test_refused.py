@@ -161,9 +161,7 @@ OF_ANY = [
     ({"embed_proj.2.weight": torch.full((64, 16), -INFINITY, dtype=torch.bfloat16)}, "embed_proj.2.* finite"),
 ]
 OF_OTHERS = {
-    "layer_fusion_weights": "DFlare",
-    "hidden_correction.gate_proj.weight": "DFly",
-    "refiner_head.readout.weight": "XPress",
+    "layers.0.self_attn.k_proj_target.weight": "DFlare",
 }
 OF_DRAFTED = [
     ({"t2d": ~FLAGS}, "t2d"),
@@ -198,9 +196,9 @@ KINDS = {
     "DFlash or DSpark on Gemma": [{"architectures": ["Gemma4DSparkModel"], "markov_rank": 0}],
     "MTP": [{"speculators_model_type": "mtp"}],
     "DSpark with gated attention": [{"architectures": ["Qwen35DSparkModel"], "markov_rank": 256}],
-    "DFly": [{"architectures": ["Qwen3DFlyModel"], "model_type": "qwen3"}, {"model_type": "dfly-mlx"}],
+    "DFly in another layout": [{"speculators_model_type": "dfly"}, {"model_type": "dfly-mlx"}],
     "DFlare": [{"architectures": ["DFlareDraftModel"], "dflash_config": {}}],
-    "XPress": [{"speculators_model_type": "xpress"}],
+    "XPress in another layout": [{"model_type": "xpress"}],
     "EAGLE-3 in another layout": [
         {"architectures": [name], "model_type": "llama", "draft_vocab_size": 8}
         for name in ("Gemma4Eagle3Model", "DeepSeekForCausalLMEagle3", "Qwen2ForCausalLMEagle3")

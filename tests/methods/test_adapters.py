@@ -66,7 +66,7 @@ def test_the_halves_of_an_adapted_projection_are_the_whole(make_drafter, tiny_qw
     drafter, hidden, states = adapted.get_base_model(), torch.randn(3, 32), torch.randn(3, 16)
     head = drafter.head
     with torch.no_grad():
-        halves = head.expand(head.activate(head.project_hidden(hidden), states))
+        halves = head.up(head.activate(head.project_hidden(hidden), states))
         torch.testing.assert_close(halves, drafter.embed_proj(torch.cat((hidden, states), dim=1)), atol=1e-5, rtol=1e-5)
 
 

@@ -56,11 +56,15 @@ def test_other_ways_to_draft_write_plain_text(wide):
     assert torch.equal(generate(wide, drafter, ids, past_key_values=first.past_key_values), generate(wide, None, ids))
 
 
-@pytest.mark.parametrize("kind", ["dspark", "dflash2"])
+RANKS = {"dspark": "markov_rank", "dflash2": "selector_rank", "xpress": "xpress_rank", "dfly": None}
+
+
+@pytest.mark.parametrize("kind", RANKS)
 def test_a_fresh_one_drafts_as_dflash_does(tiny_qwen3, kind):
     config = DominoConfig.for_target(tiny_qwen3.config, projector_type=kind, mask_token_id=MASK)
     drafter = DominoDraftModel(config).eval()
-    assert (config.selector_rank if kind == "dflash2" else config.markov_rank) == 16
+    assert getattr(config, RANKS[kind] or "", 16) == 16
+    assert config.layer_fusion == (kind == "dfly")
     plain = drafter.view(projector_type="dflash", conv_kernel_size=None)
     rounds = [explain_round(one, tiny_qwen3, PROMPTS[0][None]) for one in (drafter, plain)]
     assert torch.equal(rounds[0].proposals, rounds[1].proposals)
@@ -104,6 +108,15 @@ def test_a_draft_vocabulary_and_our_own_format(wide, rounds, tmp_path, name):
         assert proposals == Markov(loaded, wide, small.state_dict()).chain(text, None, len(proposals))
 
 
+@pytest.mark.parametrize("title", ["DFly", "XPress"])
+def test_what_no_engine_runs_is_not_exported(wide, tmp_path, title):
+    with pytest.raises(ValueError, match=rf"method with export must be Domino.* got '{title}'. No released engine runs"):
+        build(wide, title.lower()).export(tmp_path / "out")
+    fused = build(wide, "vanilla", layer_fusion=True)
+    with pytest.raises(ValueError, match="SGLang .* will not take this drafter: layer_fusion must be absent, got True"):
+        fused.export(tmp_path / "out", engine="sglang")
+
+
 def test_what_it_cannot_do_is_refused_by_name(wide, tmp_path):
     drafter = build(wide)
     for fields, said in (
@@ -138,6 +151,38 @@ def test_it_is_trained_and_used(recipe, train, target, word_tokenizer, tmp_path,
         name.split(".")[0] for name, was in drafter.state_dict().items() if not torch.equal(was, after[name])
     }
     assert changed_parts == {"markov_head"}
+
+
+@pytest.mark.parametrize("name", ["dfly behind the anchor", "xpress", "vanilla"])
+def test_what_a_position_must_not_be_is_not_drafted(wide, rounds, name):
+    drafter = build(wide, name, draft_tree_size=None)
+    likely = generate(wide, drafter, PROMPTS[0][None], do_sample=False)[0, -NEW_TOKENS:].unique().tolist()
+    options = {"min_new_tokens": NEW_TOKENS, "eos_token_id": likely}
+    rounds.clear()
+    assert torch.equal(
+        generate(wide, drafter, PROMPTS[0][None], **options), generate(wide, None, PROMPTS[0][None], **options)
+    )
+    proposed = {token for _, text, proposals, _ in rounds for token in proposals if len(text) + 4 < 40}
+    assert proposed
+    assert proposed.isdisjoint(likely)
+
+
+@pytest.mark.parametrize("kind", ["dfly", "xpress"])
+def test_a_head_that_is_trained_alone_changes_nothing_at_first(recipe, train, target, tmp_path, capsys, kind):
+    before = build_drafter(target, projector_type="dflash")
+    before.save_pretrained(tmp_path / "dflash")
+    shape = ("num_hidden_layers", "block_size", "shift_label")
+    fields = {name: value for name, value in recipe.items() if name not in shape}
+    fields |= {"drafter": str(tmp_path / "dflash"), "projector_type": kind}
+    assert train(fields, "--train-only", "head") == 0
+    drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
+    assert (drafter.config.projector_type, drafter.config.layer_fusion) == (kind, False)
+    assert all(torch.equal(tensor, drafter.state_dict()[name]) for name, tensor in before.state_dict().items())
+    assert drafter.head.up.weight.any()
+    kept = {name: value for name, value in fields.items() if name != "projector_type"}
+    kept |= {"drafter": str(tmp_path / "run"), "output_dir": str(tmp_path / "again")}
+    assert train(kept, "--block-size", "3", "--max-steps", "1") == (2 if kind == "xpress" else 0)
+    assert ("block_size of the drafter must be as it is" in capsys.readouterr().err) == (kind == "xpress")
 
 
 def test_a_dflash_drafter_is_given_a_head(recipe, train, target, tmp_path):

@@ -35,8 +35,9 @@ def naive_positions(drafter, target, batch, weight):
                     continue
                 base = corrected = (drafter.lm_head.weight if getattr(config, "own_lm_head", False) else weight) @ z[k]
                 if drafter.has_correction_head and k >= first + config.pure_draft_prefix_len:
-                    correction = {"dspark": _markov, "dflash2": _selector}.get(config.projector_type, _domino)
-                    corrected = base + correction(drafter, target, ids[row, anchor:position], z[first : k + 1])
+                    correction = CORRECTIONS.get(config.projector_type, _domino)
+                    read = z if correction is _refined else z[first : k + 1]
+                    corrected = base + correction(drafter, target, ids[row, anchor:position], read)
                 distribution = weight @ hidden[-1][row, position - 1]
                 yield (row, anchor), k, base, corrected, distribution, int(ids[row, position])
 
@@ -66,6 +67,29 @@ def _selector(drafter, target, tokens, z):
     """What DFlash 2's selector adds, to the scores of all tokens."""
     of = drafter.candidate_selector
     return of.successor_codebook(of.predecessor_codebook.weight[tokens[-1]] * of.hidden_projection(z[-1]))
+
+
+def _corrected_state(drafter, target, tokens, z):
+    """What lm_head makes of what DFly's MLP adds to a state."""
+    of, embedding = drafter.hidden_correction, target.model.embed_tokens(tokens[-1])
+    read = torch.cat((of.hidden_norm(z[-1]), of.embed_norm(embedding)))
+    added = of.down_proj(F.silu(of.gate_proj(read)) * of.up_proj(read))
+    return target.lm_head.weight[drafter.vocabulary.ids(torch.arange(drafter.config.draft_width))] @ added
+
+
+def _refined(drafter, target, tokens, z):
+    """What XPress's head adds, of the draft hidden states of the whole block `[K, H]`."""
+    head, first = drafter.refiner_head, drafter.config.label_offset
+    tokens = torch.cat((tokens[:1],) * first + (tokens,))
+    length = len(tokens)
+    mean = z.mean(dim=0).expand_as(z)
+    read = (head.down_h(z)[:length], head.down_g(mean)[:length], head.token_embed(tokens))
+    x = head.in_proj(torch.cat(read, dim=-1))
+    c = x[-1] + (head.mix_l[:, length - 1, :length] * x.mT).sum(dim=1)
+    return head.readout(c + head.mlp_down(F.silu(head.mlp_gate(c)) * head.mlp_up(c)))
+
+
+CORRECTIONS = {"dspark": _markov, "dflash2": _selector, "dfly": _corrected_state, "xpress": _refined}
 
 
 def _along(drafter, target, ids, context, anchor):

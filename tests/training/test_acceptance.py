@@ -15,11 +15,15 @@ KINDS = [
     {"projector_type": "dflash"},
     {"projector_type": "eagle3"},
     {"projector_type": "dspark", "markov_rank": 8},
+    {"projector_type": "dfly", "shift_label": False},
+    {"projector_type": "xpress", "num_jacobi_passes": 6},
     {"projector_type": "dflash2", "selector_rank": 8, "selector_top_k": 1, "conv_kernel_size": 2, "conv_group_size": 8},
 ]
 
 
-@pytest.mark.parametrize(("kind", "repetition_penalty"), [*zip(KINDS, (1.0, 1.2, 1.0, 1.0, 1.2, 1.0), strict=True)])
+@pytest.mark.parametrize(
+    ("kind", "repetition_penalty"), [*zip(KINDS, (1.0, 1.2, 1.0, 1.0, 1.2, 1.2, 1.2, 1.0), strict=True)]
+)
 def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, make_trainer, greedy_rows):
     install()
     target.generation_config.repetition_penalty = repetition_penalty

@@ -23,6 +23,8 @@ SHAPES = {
     "dspark, gated": {"projector_type": "dspark", "markov_rank": 8, "markov_head_type": "gated"},
     "dspark, rnn": {"projector_type": "dspark", "markov_rank": 8, "markov_head_type": "rnn"},
     "dflash2": {"projector_type": "dflash2", "selector_rank": 8},
+    "dfly": {"projector_type": "dfly"},
+    "xpress": {"projector_type": "xpress", "xpress_rank": 8},
     "eagle3": {"projector_type": "eagle3", "num_hidden_layers": 1, "target_layer_ids": [0, 1, 2]},
 }
 

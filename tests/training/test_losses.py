@@ -20,7 +20,10 @@ KINDS = [
     {"projector_type": "dspark", "markov_head_type": "gated", "shift_label": False},
     {"projector_type": "dspark", "markov_head_type": "rnn"},
     {"projector_type": "dflash2", "shift_label": False},
-    {"conv_kernel_size": 3, "conv_group_size": 8},
+    {"conv_kernel_size": 3, "conv_group_size": 8, "layer_fusion": True},
+    {"projector_type": "dfly", "shift_label": False},
+    {"projector_type": "xpress", "xpress_rank": 8},
+    {"projector_type": "xpress", "xpress_rank": 8, "shift_label": False},
     {"projector_type": "eagle3"},
     {"projector_type": "eagle3", "own_lm_head": True, "norm_output": True},
 ]

@@ -38,6 +38,8 @@ def logged(trainer, name: str) -> list[float]:
         {"projector_type": "dflash"},
         {"projector_type": "dspark"},
         {"projector_type": "dflash2"},
+        {"projector_type": "dfly"},
+        {"projector_type": "xpress"},
         {"projector_type": "eagle3"},
     ],
 )

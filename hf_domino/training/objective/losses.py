@@ -154,8 +154,8 @@ def draft_logits(
     head = drafter.head
     if head is None or states is None:
         return base, base
-    activated = head.activate(head.project_hidden(hidden), states)
-    return base, base + head.expand(activated).float() * is_corrected[..., None]
+    activated = head.activate(head.project_hidden(hidden), states) * is_corrected[..., None]
+    return base, head.correct(target, base, activated)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ import torch
 from transformers import TemperatureLogitsWarper
 
 from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, runs_triton
-from hf_domino.decoding.candidates import CandidatePool, fits_pool
+from hf_domino.decoding.candidates import CandidatePool, pool_size
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution, choose
@@ -29,7 +29,6 @@ from hf_domino.target.view import TargetModel
 # Scores of each branch's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
 Candidates = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 SHARPNESS = 1.2  # alpha, the scale of the draft distribution's scores: a target is a little surer than its drafter
-EXACT_POOL_SIZE = 128  # candidates of a tree's depth where chains are chosen from the whole vocabulary
 FORESEEN = 2  # likeliest tokens of every depth whose input products are computed together
 
 
@@ -344,15 +343,3 @@ def fits_kernels(
     )
     head = drafter.head
     return is_plain and head is not None and runs_triton(base_logits) and head.fits_kernels(base_logits.device)
-
-
-def pool_size(drafter: DominoDraftModel, distribution: TokenDistribution, is_tree: bool) -> int | None:
-    """Candidates of each depth; None for all tokens, where the draft distribution or the configuration wants it.
-
-    Args:
-        drafter ([`DominoDraftModel`]): The drafter.
-        distribution ([`TokenDistribution`]): What drafts are chosen from.
-        is_tree (`bool`): Whether branches branch, for which all tokens would be too many.
-    """
-    size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
-    return size if fits_pool(distribution) else None

@@ -17,6 +17,9 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors import CHECKS_DISTRIBUTION, PREFIX_FREE
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.scores import CandidateScores, Scores
+from hf_domino.methods import DominoDraftModel
+
+EXACT_POOL_SIZE = 128  # candidates of a tree's depth where chains are chosen from the whole vocabulary
 
 
 class CandidatePool:
@@ -80,3 +83,15 @@ def fits_pool(distribution: TokenDistribution) -> bool:
     if distribution.effects and any(type(processor) in CHECKS_DISTRIBUTION for processor in distribution.processors):
         return False
     return len(distribution.effects) == sum(type(processor) not in PREFIX_FREE for processor in distribution.processors)
+
+
+def pool_size(drafter: DominoDraftModel, distribution: TokenDistribution, is_tree: bool) -> int | None:
+    """Candidates of each depth; None for all tokens, where the draft distribution or the configuration wants it.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        distribution ([`TokenDistribution`]): What drafts are chosen from.
+        is_tree (`bool`): Whether branches branch, for which all tokens would be too many.
+    """
+    size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
+    return size if fits_pool(distribution) else None

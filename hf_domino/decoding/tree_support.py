@@ -14,8 +14,8 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import DynamicCache
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.branches import pool_size
 from hf_domino.decoding.caches import PER_POSITION, unalignable
+from hf_domino.decoding.candidates import pool_size
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree import Tree, tree_inputs

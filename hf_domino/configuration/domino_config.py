@@ -69,7 +69,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
             for a new drafter; files must tell them, but one of EAGLE-3 may leave them to the target that it meets.
         target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
         projector_type (`str`, *optional*, defaults to `"domino"`): The method of drafting: `"domino"`, `"dflash"`,
-            `"dspark"`, `"dflash2"`, `"eagle3"`, `"recycling"`, or one that was registered.
+            `"dspark"`, `"dflash2"`, `"dfly"`, `"xpress"`, `"eagle3"`, `"recycling"`, or one that was registered.
         pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
             (`block_size` proposals) or its own (`block_size - 1` proposals).

@@ -131,6 +131,7 @@ class XPressModel(BlockModel, CorrectionHead):
 
     @property
     def num_passes(self) -> int:  # type: ignore[override]
+        """Times that a chain is chosen anew."""
         return self.config.num_jacobi_passes
 
     @property

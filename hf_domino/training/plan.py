@@ -127,9 +127,11 @@ class _Clock(TrainerCallback):
         self._start = 0.0
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Note when the step begins."""
         self._start = time.perf_counter()
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        """Note how long it took."""
         self.seconds.append(time.perf_counter() - self._start)
 
 

@@ -110,9 +110,8 @@ def test_a_draft_vocabulary_and_our_own_format(wide, rounds, tmp_path, name):
 
 @pytest.mark.parametrize("title", ["DFly", "XPress"])
 def test_what_no_engine_runs_is_not_exported(wide, tmp_path, title):
-    with pytest.raises(
-        ValueError, match=rf"method with export must be Domino.* got '{title}'. No released engine runs"
-    ):
+    said = rf"method with export must be Domino.* got '{title}'. No released engine runs"
+    with pytest.raises(ValueError, match=said):
         build(wide, title.lower()).export(tmp_path / "out")
     fused = build(wide, "vanilla", layer_fusion=True)
     with pytest.raises(

@@ -143,7 +143,30 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, kinds, variants, trained)}
+def rollouts(folder: Path, files: Sequence[str]) -> str:
+    """Tokens a forward of a policy's rollouts early and late in its training, and the share of following, by run."""
+    rows = read_runs(folder / files[0])
+    window = max(row["step"] for row in rows) // 4
+    body = []
+    for name in dict.fromkeys(row["run"] for row in rows):
+        steps = [row for row in rows if row["run"] == name]
+        cells = []
+        for figure in ("reward", "rollout/tokens_per_forward"):
+            for some in (steps[:window], steps[-window:]):
+                cells.append(f"{sum(row.get(figure, 1.0) for row in some) / window:.2f}")  # plain steps emit one
+        update = sum(row.get("rollout/update_seconds", 0.0) for row in steps)
+        cells.append(f"{update / (update + sum(row['step_time'] for row in steps)):.0%}")
+        body.append([f"`{name}`", *cells])
+    first = rows[0]
+    head = ["reward, first quarter", "last quarter", "tokens a forward, first quarter", "last quarter", "updates"]
+    return (
+        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {4 * window} steps for {first['pair']}, "
+        f"{first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+    )
+
+
+TABLES = (speed, gain, gpu, methods, kinds, variants, trained, rollouts)
+RENDERED = {function.__name__: function for function in TABLES}
 
 
 def _name(rows: Sequence[Row]) -> str:

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from builders import build_drafter
+from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_domino
@@ -51,7 +52,7 @@ def collate(rows):
 def make_trainer(target, tmp_path):
     """A function that builds such a trainer of a copy of the tiny target."""
 
-    def build(callbacks=(), trainer=Rollouts, **overrides):
+    def build(callbacks=(), trainer=Rollouts, policy=target, **overrides):
         fields = {
             "output_dir": str(tmp_path / "run"),
             "max_steps": 4,
@@ -67,7 +68,7 @@ def make_trainer(target, tmp_path):
         rows = [{"input_ids": ids} for ids in PROMPTS]
         arguments = TrainingArguments(**(fields | overrides))
         built = trainer(
-            copy.deepcopy(target), arguments, collate, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks)
+            copy.deepcopy(policy), arguments, collate, train_dataset=rows, eval_dataset=rows, callbacks=list(callbacks)
         )
         built.written = []
         return built
@@ -168,6 +169,18 @@ def test_a_drafter_follows_and_leaves_the_training_as_it_is(make_trainer, target
     assert lines[0]["rollout/update_seconds"] < lines[1]["rollout/update_seconds"]  # before rollouts there are no texts
 
 
+def test_an_adapter_is_followed_as_a_policy(make_trainer, target):
+    torch.manual_seed(0)
+    adapted = get_peft_model(copy.deepcopy(target), LoraConfig(r=4, target_modules=["q_proj"]))
+    plain = make_trainer(policy=adapted)
+    plain.train()
+    drafted = make_trainer([DraftedRollouts(build_drafter(target), update_every=2)], policy=adapted)
+    drafted.train()
+    assert drafted.written == plain.written
+    assert figures(drafted)[-1]["rollout/drafter_age"] == 2
+    assert hf_domino.attached(drafted.model) is None
+
+
 def test_updates_raise_acceptance(target):
     drafter = build_drafter(target)
     follower = Follower(drafter, target, learning_rate=3e-3, most_tokens=1000)
@@ -214,7 +227,7 @@ def test_a_drafter_that_cannot_follow_is_refused(make_trainer, target):
         trainer.callback_handler.on_train_begin(SimpleNamespace(world_size=2), trainer.state, trainer.control)
 
 
-def train_grpo(policy, tokenizer, folder, callbacks=(), steps=3, resume=None, **overrides):
+def train_grpo(policy, tokenizer, folder, callbacks=()):
     """Train with TRL; returns the trainer, and completions and rewards of all steps."""
     trl = pytest.importorskip("trl")
     from datasets import Dataset
@@ -227,7 +240,7 @@ def train_grpo(policy, tokenizer, folder, callbacks=(), steps=3, resume=None, **
         return rewards
 
     fields = {
-        "max_steps": steps,
+        "max_steps": 3,
         "num_generations": 4,
         "per_device_train_batch_size": 4,
         "max_completion_length": 12,
@@ -241,19 +254,18 @@ def train_grpo(policy, tokenizer, folder, callbacks=(), steps=3, resume=None, **
     }
     prompts = Dataset.from_dict({"prompt": ["def f(x):", "a", "x = y"]})
     trainer = trl.GRPOTrainer(
-        copy.deepcopy(policy), reward, trl.GRPOConfig(str(folder), **(fields | overrides)), train_dataset=prompts,
+        copy.deepcopy(policy), reward, trl.GRPOConfig(str(folder), **fields), train_dataset=prompts,
         processing_class=tokenizer, callbacks=list(callbacks),
     )  # fmt: skip
-    trainer.train(resume_from_checkpoint=resume)
+    trainer.train()
     return trainer, written
 
 
 def test_grpo_is_the_same(target, tiny_tokenizer, tmp_path):
     plain, expected = train_grpo(target, tiny_tokenizer, tmp_path / "plain")
-    drafted, written = train_grpo(
-        target, tiny_tokenizer, tmp_path / "drafted", [DraftedRollouts(build_drafter(target))]
-    )
+    callback = DraftedRollouts(build_drafter(target), update_every=2, update_steps=1)
+    drafted, written = train_grpo(target, tiny_tokenizer, tmp_path / "drafted", [callback])
     assert written == expected
     assert same_weights(drafted.model, plain.model)
-    assert [line["rollout/drafter_age"] for line in figures(drafted)] == [1, 2, 3]
+    assert [line["rollout/drafter_age"] for line in figures(drafted)] == [1, 2, 1]
     assert figures(plain) == []

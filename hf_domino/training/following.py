@@ -8,7 +8,6 @@ Shapes: B sequences, T prompt tokens.
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -41,7 +40,7 @@ class Follower:
     def __init__(self, drafter: DominoDraftModel, target: PreTrainedModel, learning_rate: float, most_tokens: int):
         drafter.config.check_supports("training")
         self.updated_at = 0  # step of the target's training
-        self.rows: deque[dict[str, list[int]]] = deque()
+        self.rows: list[dict[str, list[int]]] = []
         self._drafter = drafter.float()
         self._target = target
         self._most_tokens = most_tokens
@@ -68,7 +67,7 @@ class Follower:
                 mask = [0] * length + [1] * count
                 self.rows.append({"input_ids": ids[width - length : width + count], "loss_mask": mask})
         while sum(len(row["input_ids"]) for row in self.rows) > self._most_tokens:
-            self.rows.popleft()
+            del self.rows[0]
 
     def update(self, step: int, num_steps: int, batch_size: int) -> None:
         """Train the drafter at a step of the target's training, on random batches of the texts, if there are any."""
@@ -94,8 +93,7 @@ class Follower:
     def save(self, folder: Path) -> None:
         """Save the drafter, with all that later updates go by."""
         self._drafter.save_pretrained(folder)
-        state = {"optimizer": self._optimizer.state_dict(), "rows": [*self.rows], "updated_at": self.updated_at}
-        torch.save(state, folder / STATE_FILE)
+        torch.save((self._optimizer.state_dict(), self.rows, self.updated_at), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
         """Go on from what was saved, if it was."""
@@ -103,7 +101,5 @@ class Follower:
             return
         saved = type(self._drafter).from_pretrained(folder, dtype=torch.float32)
         self._drafter.load_state_dict(saved.state_dict())
-        state = torch.load(folder / STATE_FILE, map_location=self._drafter.device, weights_only=True)
-        self._optimizer.load_state_dict(state["optimizer"])
-        self.rows.extend(state["rows"])
-        self.updated_at = state["updated_at"]
+        state, self.rows, self.updated_at = torch.load(folder / STATE_FILE, map_location="cpu", weights_only=True)
+        self._optimizer.load_state_dict(state)

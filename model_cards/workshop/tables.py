@@ -7,6 +7,7 @@ are named as seen from the page's folder.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,6 +100,29 @@ def released(folder: Path, files: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def contexts(folder: Path, files: Sequence[str]) -> str:
+    """Acceptance and the time of a draft by the length of the prompt, without a window and with one."""
+    rows = [json.loads(line) for name in files for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+    window = max(row["window"] or 0 for row in rows)
+    head = ("tokens of the prompt", "tokens a round", f"window of {window}", "ms a draft", "window", "MB kept", "window")
+    lines = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
+    for length in sorted({row["context"] for row in rows}):
+        cells = [f"{length:,}"]
+        for field, digits, scale in (("acceptance_length", 2, 1), ("draft_ms", 1, 1), ("context_bytes", 1, 2**-20)):
+            for has_window in (False, True):
+                here = [row for row in rows if row["context"] == length and (row["window"] is not None) == has_window]
+                cells.append(f"{scale * sum(row[field] for row in here) / len(here):.{digits}f}")
+        lines.append("| " + " | ".join(cells) + " |")
+    first = rows[0]
+    equal = sum(row["equals_plain"] for row in rows)
+    origin = (
+        f"- [{Path(files[0]).name}]({files[0]}): {first['target']} in float32, greedy, full blocks, "
+        f"{len(rows)} answers, of which {equal} equal plain generation's; {first['hardware']}, "
+        f"commit {first['commit'][:7]}, {first['date']}.\n"
+    )
+    return "\n".join(lines) + "\n\n" + origin
+
+
 def kinds(folder: Path, files: Sequence[str]) -> str:
     """Acceptance length and training time of each method, a column for each STUDY, FILE and budget in turn.
 
@@ -158,7 +182,34 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, released, kinds, variants, trained)}
+<<<<<<< HEAD
+RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, released, contexts, kinds, variants, trained)}
+=======
+def rollouts(folder: Path, files: Sequence[str]) -> str:
+    """Tokens a forward of a policy's rollouts early and late in its training, and the share of following, by run."""
+    rows = read_runs(folder / files[0])
+    window = max(row["step"] for row in rows) // 4
+    body = []
+    for name in dict.fromkeys(row["run"] for row in rows):
+        steps = [row for row in rows if row["run"] == name]
+        cells = []
+        for figure in ("reward", "rollout/tokens_per_forward"):
+            for some in (steps[:window], steps[-window:]):
+                cells.append(f"{sum(row.get(figure, 1.0) for row in some) / window:.2f}")  # plain steps emit one
+        update = sum(row.get("rollout/update_seconds", 0.0) for row in steps)
+        cells.append(f"{update / (update + sum(row['step_time'] for row in steps)):.0%}")
+        body.append([f"`{name}`", *cells])
+    first = rows[0]
+    head = ["reward, first quarter", "last quarter", "tokens a forward, first quarter", "last quarter", "updates"]
+    return (
+        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {4 * window} steps for {first['pair']}, "
+        f"{first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+    )
+
+
+TABLES = (speed, gain, gpu, methods, kinds, variants, trained, rollouts)
+RENDERED = {function.__name__: function for function in TABLES}
+>>>>>>> w-trl
 
 
 def _name(rows: Sequence[Row]) -> str:

@@ -73,6 +73,8 @@ def measure(options: argparse.Namespace, target: PreTrainedModel, tokenizer: Any
                     }
                     | origin
                 )
+        if options.results is not None:  # the longest take a while
+            write_whole(options.results, to_lines(rows))
     return rows
 
 
@@ -109,8 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     drafter = DominoDraftModel.from_pretrained(options.drafter, dtype=torch.float32).eval()
     rows = measure(options, target, tokenizer, drafter)
     print(table(rows))
-    if options.results is not None:
-        write_whole(options.results, to_lines(rows))
 
 
 if __name__ == "__main__":

@@ -104,7 +104,8 @@ def contexts(folder: Path, files: Sequence[str]) -> str:
     """Acceptance and the time of a draft by the length of the prompt, without a window and with one."""
     rows = [json.loads(line) for name in files for line in (folder / name).read_text(encoding="utf-8").splitlines()]
     window = max(row["window"] or 0 for row in rows)
-    head = ("tokens of the prompt", "tokens a round", f"window of {window}", "ms a draft", "window", "MB kept", "window")
+    pairs = [name for figure in ("tokens a round", "ms a draft", "MB kept") for name in (figure, f"window {window}")]
+    head = ["tokens of the prompt", *pairs]
     lines = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for length in sorted({row["context"] for row in rows}):
         cells = [f"{length:,}"]
@@ -182,9 +183,6 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-<<<<<<< HEAD
-RENDERED = {function.__name__: function for function in (speed, gain, gpu, methods, released, contexts, kinds, variants, trained)}
-=======
 def rollouts(folder: Path, files: Sequence[str]) -> str:
     """Tokens a forward of a policy's rollouts early and late in its training, and the share of following, by run."""
     rows = read_runs(folder / files[0])
@@ -207,9 +205,8 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, kinds, variants, trained, rollouts)
+TABLES = (speed, gain, gpu, methods, released, contexts, kinds, variants, trained, rollouts)
 RENDERED = {function.__name__: function for function in TABLES}
->>>>>>> w-trl
 
 
 def _name(rows: Sequence[Row]) -> str:

@@ -90,7 +90,7 @@ class Recorder(TargetModel):
 @torch.no_grad()
 def record(pair: Pair, num_blocks: int) -> Iterator[Block]:
     """Yield successive rounds of the bundled pair along texts it writes itself."""
-    view = Recorder(pair.target, pair.drafter.config)
+    view = Recorder(pair.target, pair.drafter.config.layer_ids(pair.target.config))
     for prompt in read_prompts(pair.folder / "prompts.jsonl"):
         inputs = pair.tokenizer(prompt["text"], return_tensors="pt")
         ids = pair.target.generate(**inputs, max_new_tokens=min(128, num_blocks * ACCEPTED), do_sample=False)

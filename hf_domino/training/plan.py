@@ -156,16 +156,17 @@ class StopInTime(TrainerCallback):
             state.max_steps = state.global_step
 
 
-def say_what_it_takes(trainer: DominoTrainer, rows: Any) -> None:
+def say_what_it_takes(trainer: DominoTrainer) -> None:
     """Say how much text there is, how many steps, and how large the drafter is."""
     args = trainer.args
+    rows: Any = trainer.train_dataset
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     steps = args.max_steps if args.max_steps > 0 else round(args.num_train_epochs * len(rows) / per_step)
     counts = getattr(rows, "counts", None)
     tokens = "" if counts is None else f" with {counts.tokens:,} tokens"
     config = trainer.drafter.config
-    size = sum(weight.numel() for weight in trainer.drafter.parameters())
-    trained = sum(weight.numel() for weight in trainer.drafter.parameters() if weight.requires_grad)
+    size = trainer.drafter.num_parameters()
+    trained = trainer.drafter.num_parameters(only_trainable=True)
     memory = 4 * (size + 3 * trained) / 1e9  # fp32: weights; gradients and two moments of what is trained
     notice(
         f"training on {len(rows):,} sequences{tokens}: about {steps:,} steps of {per_step}. The drafter has "

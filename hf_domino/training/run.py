@@ -52,7 +52,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     with alone_in_folder(args), needing_room(Path(str(args.output_dir)), MAKE_ROOM):
         trainer, checkpoint = make_trainer(names, shape, data, args, since)
         if trainer.is_world_process_zero():
-            say_what_it_takes(trainer, trainer.train_dataset)
+            say_what_it_takes(trainer)
         if names.overwrite:
             delete_run(args)
         trainer.train(resume_from_checkpoint=checkpoint)

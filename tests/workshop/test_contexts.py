@@ -11,9 +11,8 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-def test_rows_of_the_bundled_pair(monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(str(ROOT / "model_cards" / "workshop" / "benchmarks"))
-    import contexts
+def test_rows_of_the_bundled_pair(benchmark_module, monkeypatch, tmp_path, capsys):
+    contexts = benchmark_module("contexts")
 
     # Its tokenizer has no template for chats.
     monkeypatch.setattr(

@@ -1,19 +1,15 @@
 """A round on a CPU with tiny shapes: rows say where they come from, and what they are a multiple of."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 
 @pytest.fixture
-def rounds(monkeypatch):
+def rounds(benchmark_module):
     """The module of the command."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "model_cards" / "workshop" / "benchmarks"))
-    import rounds
-
-    return rounds
+    return benchmark_module("rounds")
 
 
 def test_rows_of_tiny_shapes(rounds, tmp_path, capsys):

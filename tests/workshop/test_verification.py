@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
 
 @pytest.fixture
-def verification(monkeypatch):
+def verification(benchmark_module):
     """The module of the command."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "model_cards" / "workshop" / "benchmarks"))
-    import verification
-
-    return verification
+    return benchmark_module("verification")
 
 
 def test_rows_of_tiny_shapes(verification, tmp_path, capsys):

@@ -114,7 +114,11 @@ class Workspace(Executor):
         if all(isinstance(each, torch.Tensor) for each in inputs):  # which can be compiled
             return self._run_bucket((function.__name__, key), function, list(inputs))
         leaves, form = tree_flatten(inputs)
-        reads_text = any(isinstance(leaf, TokenDistribution) and leaf.needs_prefix for leaf in leaves)
+        distribution = next((leaf for leaf in leaves if isinstance(leaf, TokenDistribution)), None)
+        key_of_distribution = None if distribution is None else distribution.key
+        if distribution is not None and key_of_distribution is None:
+            return function(*inputs)
+        reads_text = distribution is not None and distribution.needs_prefix
         keys: list[Hashable] = [function.__name__, key]
         tensors = list[torch.Tensor]()
         for leaf in leaves:
@@ -123,12 +127,8 @@ class Workspace(Executor):
             if isinstance(leaf, torch.Tensor):
                 tensors.append(leaf)
                 keys.append(torch.Tensor)
-            elif isinstance(leaf, TokenDistribution):
-                if leaf.key is None:
-                    return function(*inputs)
-                keys.append(leaf.key)
             else:
-                keys.append(leaf)
+                keys.append(key_of_distribution if leaf is distribution else leaf)
 
         def of_tensors(*tensors: torch.Tensor) -> Any:
             given = iter(tensors)

@@ -7,11 +7,17 @@ On a GPU, Transformers compiles plain generation by itself where the cache is st
 methods run before they are timed, on the longest prompt first, so that no buffer grows and nothing compiles later, and
 for a few tokens on every other prompt, whose length is new. Prompts are measured in turn, greedy and sampled, until all
 are done or the time is over; every row is kept at once.
+
+    python model_cards/workshop/benchmarks/pairs.py --batch-size 8 --turns /tmp/turns     # eight prompts at once
+
+Several of these commands may run beside each other with the same `--turns FILE`: they compile at the same time, and
+time one after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -21,13 +27,14 @@ from statistics import geometric_mean
 from typing import Any
 
 import torch
+from filelock import FileLock
 from tqdm.auto import tqdm
-from transformers import CompileConfig
+from transformers import CompileConfig, GenerationConfig
 
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
 from hf_domino._common.whole_files import check_writable
-from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.benchmark.prompts import encode, encode_one
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.run import prompts_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
@@ -61,10 +68,14 @@ def methods_of(pair: Pair) -> dict[str, dict[str, Any]]:
 
 def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     """Time all methods on prompt after prompt, and append a row of each to `options.results`."""
-    encoded = [encode(pair.tokenizer, [prompt]) for prompt in read_prompts(options.prompts)[: options.num_prompts]]
-    encoded.sort(key=lambda inputs: -inputs["input_ids"].shape[1])
-    origin = {name: getattr(options, name) for name in ("max_new_tokens", "dtype", "seed")} | {"target": pair.name}
+    prompts = read_prompts(options.prompts)[: options.num_prompts]
+    prompts.sort(key=lambda prompt: -len(encode_one(pair.tokenizer, prompt)["input_ids"]))
+    size = options.batch_size
+    encoded = [encode(pair.tokenizer, prompts[start : start + size]) for start in range(0, len(prompts), size)]
+    fields = ("max_new_tokens", "dtype", "seed", "batch_size")
+    origin = {name: getattr(options, name) for name in fields} | {"target": pair.name}
     origin |= provenance(options.device)
+    turns = contextlib.nullcontext() if options.turns is None else FileLock(options.turns)
     broken: set[str] = set()
     start = time.perf_counter()
     for mode in MODES:
@@ -75,23 +86,32 @@ def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Na
     print(f"first texts took {time.perf_counter() - start:.0f} s", file=sys.stderr)
     start = time.perf_counter()
     for index, inputs in enumerate(tqdm(encoded, "prompts")):
-        for method, arguments in methods.items():
-            if method not in broken and "compile_config" not in arguments:  # which would compile a short round, too
-                _run(pair, inputs, arguments | {"max_new_tokens": FEW_TOKENS}, "greedy", options)
-        for mode in MODES:
-            expected, rows = None, []
-            for method, arguments in methods.items():
-                found = None if method in broken else _run(pair, inputs, arguments, mode, options)
-                if found is None:
-                    continue
-                row, text = found
-                expected = text if expected is None else expected
-                about = {"method": method, "mode": mode, "prompt": index, "equals_plain": torch.equal(text, expected)}
-                rows.append(about | row | origin)
-            with options.results.open("a", encoding="utf-8") as file:
-                file.write(to_lines(rows))
+        with turns:
+            rows = _measure_batch(pair, methods, broken, inputs, options)
+        with options.results.open("a", encoding="utf-8") as file:
+            file.write(to_lines([{"prompt": index} | row | origin for row in rows]))
         if time.perf_counter() - start > options.seconds:
             break
+
+
+def _measure_batch(
+    pair: Pair, methods: dict[str, dict[str, Any]], broken: set[str], inputs: Any, options: argparse.Namespace
+) -> list[Row]:
+    """Rows of every method that works, greedy and sampled, for one batch."""
+    for method, arguments in methods.items():
+        if method not in broken and "compile_config" not in arguments:  # which would compile a short round, too
+            _run(pair, inputs, arguments | {"max_new_tokens": FEW_TOKENS}, "greedy", options)
+    rows = []
+    for mode in MODES:
+        expected = None
+        for method, arguments in methods.items():
+            found = None if method in broken else _run(pair, inputs, arguments, mode, options)
+            if found is None:
+                continue
+            row, text = found
+            expected = text if expected is None else expected
+            rows.append({"method": method, "mode": mode, "equals_plain": torch.equal(text, expected)} | row)
+    return rows
 
 
 def _run(
@@ -106,10 +126,21 @@ def _run(
     except Exception as error:  # a method of many must not end the others
         print(f"{call}: {type(error).__name__}: {error}", file=sys.stderr)
         return None
-    row: Row = {"new_tokens": text.shape[1], "seconds": seconds, "temperature": how.get("temperature", 0.0)}
+    count = num_written(text, pair.target.generation_config)
+    row: Row = {"new_tokens": count, "seconds": seconds, "temperature": how.get("temperature", 0.0)}
     if (drafter := arguments.get("assistant_model")) is not None:
         row |= {"num_rounds": drafter.stats.num_rounds, "tokens_per_forward": drafter.stats.tokens_per_forward}
     return row, text
+
+
+def num_written(text: torch.Tensor, generation_config: GenerationConfig) -> int:
+    """How many of new tokens `[B, N]` are written: in each row those up to the first end of text."""
+    if generation_config.eos_token_id is None:
+        return text.numel()
+    ends = torch.tensor(generation_config.eos_token_id, device=text.device).flatten()
+    is_behind_end = torch.isin(text, ends).cumsum(1).roll(1, dims=1)
+    is_behind_end[:, 0] = 0
+    return int((is_behind_end == 0).sum())
 
 
 def table(rows: Sequence[Row]) -> str:
@@ -154,11 +185,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--drafter", help="folder or Hub name (default: the one beside the target, or published here)")
     add("--prompts", type=Path, help="records to go on with (default: those of the target)")
     add("--num-prompts", type=int, default=10, help="prompts, longest first")
+    add("--batch-size", type=int, default=1, help="prompts at once")
     add("--max-new-tokens", type=int, default=128, help="tokens a text")
     add("--temperature", type=float, default=0.7, help="of the sampled half")
     add("--dtype", default="float32", help="dtype of both models")
     add("--device", default="cuda" if on_gpu else "cpu", help="device of both models")
     add("--seconds", type=float, default=600, help="begin no prompt after so long")
+    add("--turns", type=Path, help="file by which commands beside each other take turns at timing")
     add("--without", nargs="*", default=[], help="methods to leave out")
     add("--seed", type=int, default=0, help="of sampled texts")
     add("--results", type=Path, default=Path("pairs.jsonl"), help="where rows are written")
@@ -166,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_writable(options.results.parent, "the folder of --results")
     dtype = dtype_of(options.dtype)
     pair = load_pair(options.target, options.drafter, dtype=dtype, device=options.device)
-    options.prompts = prompts_of(pair, options.prompts)
+    options.prompts, _ = prompts_of(pair, options.prompts)
     options.results.write_text("")
     methods = {name: how for name, how in methods_of(pair).items() if name not in options.without}
     measure(pair, methods, options)

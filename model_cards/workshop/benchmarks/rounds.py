@@ -1,12 +1,14 @@
 """Milliseconds of a whole round, with random weights of a chosen size, against their floor.
 
     python model_cards/workshop/benchmarks/rounds.py                                      # Qwen3-8B's sizes, on a GPU
+    python model_cards/workshop/benchmarks/rounds.py --batch-size 8                       # eight sequences at once
     python model_cards/workshop/benchmarks/rounds.py --shapes tiny --dtype float32        # on a CPU too
 
 Random weights accept next to nothing, and a round costs the same whatever it accepts. The same greedy text is generated
 with stages as CUDA graphs, with the large ones compiled before that, with the same stages launched kernel by kernel,
-and with caches that grow; and by the target alone, whose step is a round of one token. Beside them stands the floor:
-the bytes of all weights a round reads over the bandwidth that a copy reaches on this device.
+and with caches that grow; and by the target alone, whose step is a round of one token, and which Transformers compiles
+where its cache is static. Beside them stands the floor: the bytes of all weights a round reads over the bandwidth that a
+copy reaches on this device.
 """
 
 from __future__ import annotations
@@ -46,15 +48,16 @@ SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and dr
         {"num_hidden_layers": 2, "block_size": 16, "mask_token_id": 3, "emb_dim": 16, "gru_hidden_dim": 32},
     ),
 }
-ALONE = "target alone"
+ALONE, ALONE_COMPILED = TARGET_ALONE = "target alone", "target alone, compiled"
 GRAPHED, COMPILED, LAUNCHED = "static, graphs", "static, compiled", "static, launched"
-ON_GPU = GRAPHED, COMPILED
+ON_GPU = GRAPHED, COMPILED, ALONE_COMPILED
 METHODS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager], dict[str, Any]]] = {
     GRAPHED: (contextlib.nullcontext, {"cache_implementation": "static"}),
     COMPILED: (contextlib.nullcontext, {"cache_implementation": "static", "compile_config": CompileConfig()}),
     LAUNCHED: (without_graphs, {"cache_implementation": "static"}),
     "dynamic": (contextlib.nullcontext, {}),
     ALONE: (contextlib.nullcontext, {}),
+    ALONE_COMPILED: (contextlib.nullcontext, {"cache_implementation": "static"}),
 }
 FEW_ROUNDS = 4  # of the text that is subtracted
 COPY_BYTES = 2**30
@@ -70,7 +73,7 @@ def measure_rounds(options: argparse.Namespace) -> list[Row]:
     torch.manual_seed(options.seed)
     target, drafter = random_models(options.shapes, dtype_of(options.dtype), options.device)
     drafter = drafter.view(draft_tree_size=options.tree_size)
-    prompt = torch.randint(4, target.config.vocab_size, (1, options.context), device=device)
+    prompt = torch.randint(4, target.config.vocab_size, (options.batch_size, options.context), device=device)
     methods = [method for method in options.methods if method not in ON_GPU or device.type == "cuda"]
     times: dict[str, list[float]] = {method: [] for method in methods}
     texts, first = {}, {}
@@ -81,13 +84,13 @@ def measure_rounds(options: argparse.Namespace) -> list[Row]:
             texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, num_rounds)
             times[method].append(time_per_round)
     release_workspaces()
-    fields = ("shapes", "context", "rounds", "tree_size", "dtype", "seed")
+    fields = ("shapes", "context", "rounds", "tree_size", "dtype", "seed", "batch_size")
     origin = {name: getattr(options, name) for name in fields} | provenance(options.device)
     bandwidth = copy_bandwidth(device)
     rows = []
     for method, elapsed in times.items():
         drafted = weight_bytes(drafter) + target.get_output_embeddings().weight.nbytes
-        num_bytes = weight_bytes(target) + drafted * (method != ALONE)
+        num_bytes = weight_bytes(target) + drafted * (method not in TARGET_ALONE)
         row: Row = {
             "method": method,
             "ms": statistics.median(elapsed),
@@ -106,10 +109,10 @@ def measure_rounds(options: argparse.Namespace) -> list[Row]:
 
 def table(rows: Sequence[Row]) -> str:
     """Rows for a terminal."""
-    lines = [f"{'ms a round':<18}{'median':>9}{'least':>9}{'most':>9}{'floor':>9}{'over floor':>12}"]
+    lines = [f"{'ms a round':<24}{'median':>9}{'least':>9}{'most':>9}{'floor':>9}{'over floor':>12}"]
     for row in rows:
         times = "".join(f"{row[name]:>9.3f}" for name in ("ms", "ms_least", "ms_most", "floor_ms"))
-        lines.append(f"{row['method']:<18}{times}{row['ms'] / row['floor_ms']:>11.2f}x")
+        lines.append(f"{row['method']:<24}{times}{row['ms'] / row['floor_ms']:>11.2f}x")
     lines.append("floor: bytes of the weights that a round reads over the bandwidth of a copy on this device")
     return "\n".join(lines)
 
@@ -147,7 +150,7 @@ def _time_rounds(
 ) -> tuple[torch.Tensor, float]:
     """A text of one method and the milliseconds of a round: a longer text less a shorter one, prompt and all."""
     context, options = METHODS[method]
-    is_alone = method == ALONE
+    is_alone = method in TARGET_ALONE
     call = options | {"attention_mask": torch.ones_like(prompt), "do_sample": False}
     if not is_alone:
         call["assistant_model"] = drafter
@@ -155,7 +158,7 @@ def _time_rounds(
     for count in (num_rounds, FEW_ROUNDS):  # the longer first, whose buffers and graphs the shorter takes
         with context():
             text, seconds = timed(prompt.device, partial(target.generate, prompt, max_new_tokens=count + 1, **call))
-        found.append((text, seconds, count if is_alone else drafter.stats.num_rounds))
+        found.append((text, seconds, count if is_alone else max(map(len, drafter.stats.rows))))
     (text, long, rounds), (_, short, few) = found
     return text, 1e3 * (long - short) / (rounds - few)
 
@@ -170,6 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shapes", choices=SHAPES, default="qwen3-8b" if on_gpu else "tiny", help="sizes of both models")
+    add("--batch-size", type=int, default=1, help="sequences at once")
     add("--context", type=int, default=512, help="tokens of the prompt")
     add("--tree-size", type=int, metavar="N", help="rounds verify trees of N nodes (default: chains)")
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="what to measure (default: all)")

@@ -18,13 +18,14 @@ class Prefixes:
             anything.
         lengths (`list[int]` or `torch.Tensor`): Tokens of each row, or `[B, 1]` that only the device knows: the host
             waits for these if it is asked for them.
-        rows (`list[int]`): Which row of the batch that `generate` was given each one is.
+        rows (`list[int]` or `torch.Tensor`): Which row of the batch that `generate` was given each one is, or `[B, 1]`
+            that only the device knows.
     """
 
-    def __init__(self, ids: torch.Tensor, lengths: list[int] | torch.Tensor, rows: list[int]):
+    def __init__(self, ids: torch.Tensor, lengths: list[int] | torch.Tensor, rows: list[int] | torch.Tensor):
         self.ids = ids
         self._lengths = lengths
-        self.rows = rows
+        self._rows = rows
 
     @classmethod
     def of(cls, ids: torch.Tensor) -> Prefixes:
@@ -37,6 +38,13 @@ class Prefixes:
         if isinstance(self._lengths, list):
             return self._lengths
         return self._lengths[:, 0].tolist()
+
+    @cached_property
+    def rows(self) -> list[int]:
+        """Which row of the batch that `generate` was given each one is."""
+        if isinstance(self._rows, list):
+            return self._rows
+        return self._rows[:, 0].tolist()
 
     @property
     def is_even(self) -> bool:
@@ -57,6 +65,13 @@ class Prefixes:
             return self.per_row(self._lengths)
         return self._lengths
 
+    def of_rows(self, values: list[int], held: torch.Tensor | None) -> torch.Tensor:
+        """What belongs to each one of a value for every row of the batch, `[B, 1]`, or of the same `[rows]` on the device."""
+        if isinstance(self._rows, list):
+            return self.per_row([values[row] for row in self._rows])
+        assert held is not None
+        return held[self._rows]
+
     def within(self, lengths: range, bounds: torch.Tensor | None) -> torch.Tensor | None:
         """Which rows are of some lengths, `[B, 1]` bool, by their bounds `[2]` on the device; None for surely none."""
         if isinstance(self._lengths, list):
@@ -66,16 +81,17 @@ class Prefixes:
         return (first <= self._lengths) & (self._lengths < end)
 
     def packed(self, capacity: int) -> torch.Tensor:
-        """All of it in one shape: how many tokens each row has, then its ids and anything, `[B, 1 + capacity]`."""
+        """All of it in one shape: which row it is and how many tokens it has, its ids, and anything, `[B, 2 + capacity]`."""
         length = self.longest
-        text = torch.nn.functional.pad(self.ids[:, :length], (1, capacity - length))
-        text[:, :1] = self.ends
+        text = torch.nn.functional.pad(self.ids[:, :length], (2, capacity - length))
+        text[:, :1] = self.per_row(self.rows)
+        text[:, 1:2] = self.ends
         return text
 
     @classmethod
     def unpacked(cls, text: torch.Tensor) -> Prefixes:
-        """The prefixes that were packed to `[B, 1 + capacity]`; which rows of the batch they are is not known."""
-        return cls(text[:, 1:], text[:, :1], list(range(len(text))))
+        """The prefixes that were packed to `[B, 2 + capacity]`."""
+        return cls(text[:, 2:], text[:, 1:2], text[:, :1])
 
     def last(self) -> torch.Tensor:
         """The last token of each row, `[B, 1]`."""
@@ -96,13 +112,13 @@ class Prefixes:
             return torch.full((len(values), 1), values[0], device=self.ids.device)
         return torch.tensor(values)[:, None].to(self.ids.device, non_blocking=True)
 
-    def between(self, starts: list[int]) -> torch.Tensor:
-        """Which ids belong to each row's text, from a place on: `[B, T]` bool."""
+    def between(self, starts: torch.Tensor | int) -> torch.Tensor:
+        """Which ids belong to each row's text, from a place on, or a place of each `[B, 1]`: `[B, T]` bool."""
         columns = torch.arange(self.ids.shape[1], device=self.ids.device)
         where = columns < self.ends
-        if any(starts):
-            return where & (columns >= self.per_row(starts))
-        return where
+        if isinstance(starts, int) and not starts:
+            return where
+        return where & (columns >= starts)
 
     def foreseen(self, num_positions: int) -> Prefixes:
         """Texts that successive positions see, the last known token in place of those yet to be chosen."""
@@ -135,7 +151,11 @@ class Prefixes:
             lengths = [length + first + step * index for length in lengths for index in range(count)]
         else:
             lengths = (lengths + first + step * torch.arange(count, device=lengths.device)).view(-1, 1)
-        rows = [row for row in self.rows for _ in range(count)]
+        rows: list[int] | torch.Tensor
+        if isinstance(self._rows, list):
+            rows = [row for row in self._rows for _ in range(count)]
+        else:
+            rows = self._rows.repeat_interleave(count, dim=0)
         return Prefixes(ids.repeat_interleave(count, dim=0), lengths, rows)
 
     def _joined(self, continuation: torch.Tensor) -> torch.Tensor:

@@ -159,26 +159,32 @@ class BiasedSequences(Effect):
         ]
 
 
-def _penalise_seen(ignored: Any, processor: Any, scores: Scores, prefixes: Prefixes) -> None:
-    """Penalise what stands in the text."""
-    starts = [ignored[row] if isinstance(ignored, list) else ignored for row in prefixes.rows]
-    scores.change(prefixes.ids, prefixes.between(starts), partial(_penalise, penalty=processor.penalty))
+class SeenPenalty(Effect):
+    """[`RepetitionPenaltyLogitsProcessor`]: what stands in the text is penalised, less what it ignores at the start."""
 
+    def __init__(self, processor: Any):
+        ignored = processor.prompt_ignore_length
+        self._ignored = ignored.tolist() if isinstance(ignored, torch.Tensor) else ignored or 0
+        if isinstance(self._ignored, list) and len(set(self._ignored)) == 1:
+            self._ignored = self._ignored[0]
+        self._held: torch.Tensor | None = None  # of the rows of a batch, where graphs find it
+        # By its numbers: divided by a tensor, scores would be rounded otherwise. Those of rows are held.
+        key = processor.penalty, "by row" if isinstance(self._ignored, list) else self._ignored
+        super().__init__(processor, key=key, may_lift=processor.penalty < 1)
 
-def _seen_penalty(processor: Any) -> Effect:
-    ignored = processor.prompt_ignore_length
-    if isinstance(ignored, torch.Tensor):
-        ignored = ignored.tolist()
-    else:
-        ignored = ignored or 0
-    # By its numbers: divided by a tensor, scores would be rounded otherwise. A stage does not know which sequence of
-    # the batch a row is, so that padding of different lengths is passed over outside of stages.
-    is_alike = not isinstance(ignored, list) or len(set(ignored)) == 1
-    if is_alike:
-        key = (processor.penalty, str(ignored))
-    else:
-        key = None
-    return Effect(processor, partial(_penalise_seen, ignored), key, may_lift=processor.penalty < 1)
+    def hold(self, hold: Holder) -> None:
+        """Put what is ignored of each row where graphs find it; batches of like sizes share a shape."""
+        if isinstance(self._ignored, list):
+            size = 1 << (len(self._ignored) - 1).bit_length()
+            self._held = hold("ignored", torch.tensor(self._ignored + [0] * (size - len(self._ignored))))
+
+    def apply(self, scores: Scores, prefixes: Prefixes) -> None:
+        """Penalise what stands in the text of each position."""
+        starts = self._ignored
+        if isinstance(starts, list):
+            starts = prefixes.of_rows(starts, self._held)
+        penalise = partial(_penalise, penalty=self.processor.penalty)
+        scores.change(prefixes.ids, prefixes.between(starts), penalise)
 
 
 def _penalise_prompt(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
@@ -254,7 +260,7 @@ EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
     hf.SuppressTokensAtBeginLogitsProcessor: lambda p: Banned(p, p.begin_suppress_tokens, _only(p.begin_index)),
     hf.ForcedBOSTokenLogitsProcessor: lambda p: Banned(p, p.bos_token_id, _only(1), is_forced=True),
     hf.ForcedEOSTokenLogitsProcessor: lambda p: Banned(p, p.eos_token_id, _only(p.max_length - 1), is_forced=True),
-    hf.RepetitionPenaltyLogitsProcessor: _seen_penalty,
+    hf.RepetitionPenaltyLogitsProcessor: SeenPenalty,
     hf.EncoderRepetitionPenaltyLogitsProcessor: lambda p: Effect(p, _penalise_prompt, may_lift=p.penalty < 1),
     hf.EncoderNoRepeatNGramLogitsProcessor: lambda p: Effect(p, _ban_prompts),
     hf.NoRepeatNGramLogitsProcessor: lambda p: Effect(p, _ban_repeated, key=p.ngram_size),

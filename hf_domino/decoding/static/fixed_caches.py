@@ -31,18 +31,20 @@ def unfixable(cache: Any) -> str | None:
     return next((type(layer).__name__ for layer in cache.layers if type(layer) not in FIXABLE_LAYERS), None)
 
 
-def write(buffer: torch.Tensor, starts: torch.Tensor, states: torch.Tensor, ring: int | None = None) -> None:
-    """Write states `[N, A, C, D]` into the first N rows of a buffer `[B, A, S, D]`, each behind a start of `[N]`.
+def places_of(starts: torch.Tensor, width: int, ring: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows `[N, 1]` and slots `[N, C]` of so many new positions (C) behind a start of each row, `[N]`.
 
     With `ring` they go on at the first slot behind so many.
     """
-    count = states.shape[0]
-    width = states.shape[2]
-    slots = starts[:, None] + torch.arange(width, device=states.device)  # [N, C]
+    slots = starts[:, None] + torch.arange(width, device=starts.device)
     if ring is not None:
         slots = slots % ring
-    rows = torch.arange(count, device=states.device)[:, None]
-    buffer[:count].transpose(1, 2).index_put_((rows, slots), states.transpose(1, 2))
+    return torch.arange(len(starts), device=starts.device)[:, None], slots
+
+
+def write(buffer: torch.Tensor, places: tuple[torch.Tensor, torch.Tensor], states: torch.Tensor) -> None:
+    """Write states `[N, A, C, D]` into a buffer `[B, A, S, D]`, at rows and slots of [`places_of`]."""
+    buffer.transpose(1, 2).index_put_(places, states.transpose(1, 2))
 
 
 def compact(tensors: Sequence[torch.Tensor], rows: Sequence[int], dim: int = 0) -> None:
@@ -59,11 +61,15 @@ class FixedLayer(StaticLayer):
     Args:
         capacity (`int`): Positions (S).
         lengths (`torch.Tensor`): Valid positions of each sequence, `[B]` int64 on the layer's device.
+        first (`FixedLayer`, *optional*): The first layer, which a forward comes to before the others: it works out where
+            all of them write. Defaults to itself.
     """
 
-    def __init__(self, capacity: int, lengths: torch.Tensor):
+    def __init__(self, capacity: int, lengths: torch.Tensor, first: FixedLayer | None = None):
         super().__init__(max_cache_len=capacity)
         self._lengths = lengths
+        self._first = first
+        self._places: tuple[torch.Tensor, torch.Tensor] | None = None
         self.cumulative_length = lengths[0]  # what Transformers reads, of a single sequence
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
@@ -79,9 +85,21 @@ class FixedLayer(StaticLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         count = len(key_states)
-        write(self.keys, self._lengths[:count], key_states)
-        write(self.values, self._lengths[:count], value_states)
+        places = self._places_of_forward(count, key_states.shape[2])
+        write(self.keys, places, key_states)
+        write(self.values, places, value_states)
         return self.keys[:count], self.values[:count]
+
+    def _places_of_forward(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Where a forward of so many sequences and new positions writes."""
+        if self._first is not None and self._first._places is not None and not torch.compiler.is_compiling():
+            rows, slots = self._first._places
+            if slots.shape == (count, width) and slots.device == self.keys.device:
+                return rows, slots
+        places = places_of(self._lengths[:count], width)
+        if self._first is None and not torch.compiler.is_compiling():
+            self._places = places
+        return places
 
     def crop(self, tokens_to_remove: int) -> None:
         """Do nothing: what is behind the length is not read."""
@@ -102,19 +120,22 @@ class FixedCache(Cache):
     def __init__(self, like: Cache, capacity: int, device: torch.device, num_rows: int = 1):
         with torch.inference_mode(False):
             self.lengths = torch.zeros(num_rows, dtype=torch.long, device=device)
-        super().__init__(
-            layers=[
-                type(layer)() if isinstance(layer, PLACEHOLDERS) else FixedLayer(capacity, self.lengths)
-                for layer in like.layers
-            ]
-        )
+        layers: list[Any] = []
+        first: FixedLayer | None = None
+        for layer in like.layers:
+            if isinstance(layer, PLACEHOLDERS):
+                layers.append(type(layer)())
+            else:
+                layers.append(FixedLayer(capacity, self.lengths, first))
+                first = first or layers[-1]
+        super().__init__(layers=layers)
         self.is_batch = False  # whether the call has several sequences, whose masks Transformers cannot make
         self._carried: list[torch.Tensor] = []
 
     @property
     def is_compileable(self) -> bool:
         """Whether Transformers makes masks of fixed shape for it."""
-        return not self.is_batch and super().is_compileable
+        return not self.is_batch and all(layer.is_compileable for layer in self.layers)
 
     @torch.no_grad()
     def clear(self) -> None:
@@ -144,8 +165,9 @@ class FixedCache(Cache):
     def put(self, path: torch.Tensor) -> None:
         """Write what was taken right behind the lengths: apart from taking, so that each can be run again."""
         count = len(path)
+        places = places_of(self.lengths[:count], path.shape[1])
         for states, carried in zip(self._states(), self._carried, strict=True):
-            write(states, self.lengths[:count], carried[:count])
+            write(states, places, carried[:count])
 
     def _states(self) -> list[torch.Tensor]:
         """Keys and values of all layers that have any."""
@@ -286,8 +308,9 @@ class FixedContext:
         count = keys.shape[2] - length
         ring = None if self._window is None else self.capacity
         results = []
+        places = places_of(self.starts[:num_rows], count, ring)
         for buffer, new in ((self._keys[layer_index], keys), (self._values[layer_index], values)):
-            write(buffer, self.starts[:num_rows], new[:, :, :count], ring)
+            write(buffer, places, new[:, :, :count])
             buffer[:num_rows, :, self.capacity : self.capacity + length] = new[:, :, count:]
             results.append(buffer[:num_rows, :, first : self.capacity + length])
         return results[0], results[1]

@@ -264,19 +264,22 @@ def release_workspaces() -> None:
 
 def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
     """Everything a captured graph has read but contents of tensors: addresses, and options of both models."""
-    models = (target, drafter)
-    tensors = (t for model in models for part in (model.parameters(), model.buffers()) for t in part)
-    options: list[Any] = [(model.training, getattr(model.config, "_attn_implementation", None)) for model in models]
     config = drafter.config
-    options += [config.to_json_string(use_diff=False), drafter.vocabulary.prepare(TargetModel(target))]
-    options += [hook for model in models for part in model.modules() if has_hooks(part) for hook in _hooks(part)]
-    options += [repr([getattr(part, name, None) for name in OF_ADAPTERS]) for part in _adapted(models)]
-    return (tuple(hash((t.data_ptr(), t.dtype, t.requires_grad)) for t in tensors), *options)
-
-
-def _adapted(models: tuple[nn.Module, ...]) -> list[nn.Module]:
-    """Layers with PEFT adapters."""
-    return [part for model in models for part in model.modules() if hasattr(part, "merged_adapters")]
+    found: list[Any] = [config.to_json_string(use_diff=False), drafter.vocabulary.prepare(TargetModel(target))]
+    for model in (target, drafter):
+        found += [model.training, getattr(model.config, "_attn_implementation", None)]
+        todo: list[nn.Module] = [model]  # in one walk: `modules()` and `parameters()` make four
+        while todo:
+            part = todo.pop()
+            todo.extend(filter(None, part._modules.values()))
+            for tensor in (*part._parameters.values(), *part._buffers.values()):
+                if tensor is not None:
+                    found.append((tensor.data_ptr(), tensor.dtype, tensor.requires_grad))
+            if has_hooks(part):
+                found += _hooks(part)
+            if hasattr(part, "merged_adapters"):
+                found.append(repr([getattr(part, name, None) for name in OF_ADAPTERS]))
+    return tuple(found)
 
 
 def _hooks(module: nn.Module) -> list[int]:

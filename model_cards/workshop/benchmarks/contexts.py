@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, help="JSONL file for the rows")
     options = parser.parse_args(arguments)
     if options.results is not None:
-        check_writable(options.results, "--results")
+        check_writable(options.results.parent, "the folder of --results")
     target = AutoModelForCausalLM.from_pretrained(options.target, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     drafter = DominoDraftModel.from_pretrained(options.drafter, dtype=torch.float32).eval()

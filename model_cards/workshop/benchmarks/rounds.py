@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import CompileConfig, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
@@ -79,14 +80,17 @@ def measure_rounds(options: argparse.Namespace) -> list[Row]:
     texts, first = {}, {}
     for method in tqdm(methods, "first texts"):  # the first texts allocate, compile and capture, and do not count
         _, first[method] = timed(device, partial(_time_rounds, target, drafter, prompt, method, num_rounds))
-    for _ in tqdm(range(options.repeats), "repeats"):
-        for method in methods:
-            texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, num_rounds)
-            times[method].append(time_per_round)
+    print(f"first texts took {sum(first.values()):.0f} s", file=sys.stderr)
+    turns = contextlib.nullcontext() if options.turns is None else FileLock(options.turns)
+    with turns:
+        for _ in tqdm(range(options.repeats), "repeats"):
+            for method in methods:
+                texts[method], time_per_round = _time_rounds(target, drafter, prompt, method, num_rounds)
+                times[method].append(time_per_round)
+        bandwidth = copy_bandwidth(device)
     release_workspaces()
     fields = ("shapes", "context", "rounds", "tree_size", "dtype", "seed", "batch_size")
     origin = {name: getattr(options, name) for name in fields} | provenance(options.device)
-    bandwidth = copy_bandwidth(device)
     rows = []
     for method, elapsed in times.items():
         drafted = weight_bytes(drafter) + target.get_output_embeddings().weight.nbytes
@@ -179,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--methods", nargs="+", choices=METHODS, default=list(METHODS), help="what to measure (default: all)")
     add("--rounds", type=int, default=64, help=f"rounds of a text, 16 at least; {FEW_ROUNDS} of another are subtracted")
     add("--repeats", type=int, default=5, help="texts per method; the median counts")
+    add("--turns", type=Path, help="file by which commands beside each other take turns at timing")
     add("--dtype", default="bfloat16" if on_gpu else "float32", help="dtype of both models")
     add("--device", default="cuda" if on_gpu else "cpu", help="device of both models")
     add("--seed", type=int, default=0, help="seed of weights and prompt")

@@ -57,6 +57,15 @@ class Recording(TorchDispatchMode):
             self.steps.append((func, args, kwargs or {}, _tensors(outputs)))
         return outputs
 
+    def __enter__(self):
+        self._tolist = torch.Tensor.tolist  # which is no operation on a CPU, and waits for a GPU
+        torch.Tensor.tolist = _read_back
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        torch.Tensor.tolist = self._tolist
+        return super().__exit__(*error)
+
     def replay(self) -> None:
         """Run them again, each result written to where it was."""
         for func, args, kwargs, outputs in self.steps:
@@ -64,6 +73,10 @@ class Recording(TorchDispatchMode):
             for output, result in zip(outputs, results, strict=True):
                 if output.data_ptr() != result.data_ptr():
                     output.copy_(result)
+
+
+def _read_back(tensor: torch.Tensor) -> None:
+    raise AssertionError("tolist inside a stage")
 
 
 def _tensors(tree: Any) -> list[torch.Tensor]:

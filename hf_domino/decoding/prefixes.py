@@ -124,6 +124,10 @@ class Prefixes:
         """Texts that successive positions see, the last known token in place of those yet to be chosen."""
         return self.along(self.last().expand(-1, num_positions - 1), num_positions)
 
+    def of_lengths(self, lengths: torch.Tensor) -> Prefixes:
+        """The same texts, of other lengths `[B, 1]`."""
+        return Prefixes(self.ids, lengths, self._rows)
+
     def branches(self, count: int) -> Prefixes:
         """So many texts that begin with each row, those of the first row first."""
         if count == 1:

@@ -91,7 +91,7 @@ class Tree:
         places = ancestors.gather(2, generations.clamp_min(0)).flatten(1)  # of each depth's, or itself again
         tokens = torch.nn.functional.pad(self.tokens, (1, 0)).gather(1, places)
         seen = prefixes.branches(width).along(tokens.view(num_rows * width, self.depth), 1)
-        return Prefixes(seen.ids, seen.ends - self.depth + self.depths.view(-1, 1), seen.rows)
+        return seen.of_lengths(seen.ends - self.depth + self.depths.view(-1, 1))
 
     def sample(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The token that each position draws, see [`~hf_domino.decoding.sampling.sample`].

@@ -79,6 +79,8 @@ def _in_fixed_shape(
         return {"why_growing": "the call brought a cache of its own"}
     config = copy.copy(kwargs["generation_config"])
     config.cache_implementation = "static"
+    if config.compile_config is None:
+        config.disable_compile = True  # takes a minute, so that a call must name a static cache to get it
     cache = StaticCache(config=target.config.get_text_config(decoder=True), max_cache_len=1)  # for its kinds of layers
     try:
         check_static(target, drafter, batch_size, cache, config, kwargs.get("attention_mask"))

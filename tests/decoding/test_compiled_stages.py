@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import gc
-import types
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
-from builders import SEED, TINY, build_drafter
+from builders import SEED, TINY, build_drafter, left_padded
 from oracle import oracle
 from test_families import NEW_TOKENS, PROMPT, build
 from transformers import CompileConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
@@ -82,7 +82,7 @@ def captured(monkeypatch):
             if isinstance(stage, functools.partial) and None in found:
                 raise RuntimeError("operation not permitted when stream is capturing")
             found.append(isinstance(stage, functools.partial))
-            return types.SimpleNamespace(replay=lambda inputs: stage(*inputs))
+            return SimpleNamespace(replay=lambda inputs: stage(*inputs))
 
     monkeypatch.setattr(workspace, "StageGraphs", CalledGraphs)
     return found
@@ -94,7 +94,7 @@ def generate(target, drafter, config=None, prompt=PROMPT, **options):
 
 def asked(config):
     """What stages are compiled with."""
-    return compile_options(None, GenerationConfig(compile_config=config, cache_implementation="static"))
+    return compile_options(SimpleNamespace(device=torch.device("cpu")), GenerationConfig(compile_config=config, cache_implementation="static"))
 
 
 def test_text_is_that_of_the_target(make_drafter, config, traced, warned):
@@ -162,11 +162,19 @@ def test_nothing_that_is_kept_holds_a_model(make_drafter, config):
     assert [one() for one in kept] == [None] * 2
 
 
-@pytest.mark.slow
-def test_paced_blocks(tiny_qwen3, make_drafter, config, warned):
-    drafter = make_drafter(tiny_qwen3, draft_length="adaptive", block_size=3)  # a stage for each of its widths
+def test_blocks_of_all_lengths_and_a_batch_that_ends_row_by_row_are_compiled_once(
+    tiny_qwen3, make_drafter, config, traced, warned
+):
+    drafter = make_drafter(tiny_qwen3, draft_length="adaptive", block_size=3)
     plain = tiny_qwen3.generate(PROMPT, **GREEDY)
     assert torch.equal(generate(tiny_qwen3, drafter, config), plain)
+    assert len(traced) == 2
+    ids, mask = left_padded([PROMPT[0, :5], PROMPT[0], PROMPT[0, 3:12]])
+    ends = [int(plain[0, -1]), int(plain[0, -4])]  # rows end at different tokens
+    batch = GREEDY | {"attention_mask": mask, "pad_token_id": 0, "eos_token_id": ends}
+    expected = tiny_qwen3.generate(ids, **batch)
+    assert torch.equal(generate(tiny_qwen3, drafter.view(draft_length="full"), config, ids, **batch), expected)
+    assert len(traced) == 4
     assert warned == []
 
 
@@ -229,6 +237,15 @@ def test_options_reach_torch(tiny_qwen3, make_drafter, monkeypatch):
 def test_nothing_is_compiled_unasked(tiny_qwen3, make_drafter, monkeypatch, options):
     monkeypatch.setattr(torch, "compile", None)
     tiny_qwen3.generate(PROMPT, assistant_model=make_drafter(tiny_qwen3), **GREEDY, **STATIC, **options)
+
+
+def test_a_static_cache_alone_asks_for_it_on_a_gpu():
+    found = {}
+    for device in ("cpu", "cuda"):
+        for disabled in (None, True):
+            options = GenerationConfig(cache_implementation="static", disable_compile=disabled)
+            found[device, disabled] = compile_options(SimpleNamespace(device=torch.device(device)), options) is not None
+    assert [case for case, is_compiled in found.items() if is_compiled] == [("cuda", None)]
 
 
 @pytest.mark.parametrize("reason", ["cache_implementation='static'", "quantized by FakeQuantizer"])

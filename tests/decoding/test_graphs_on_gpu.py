@@ -17,7 +17,7 @@ from hf_domino.decoding.static.graphs import StageGraphs, without_graphs
 
 pytestmark = pytest.mark.gpu
 OF_EXPERTS = ("GptOss", "Mixtral", "Qwen3Moe")
-STATIC = {"cache_implementation": "static"}
+STATIC = {"cache_implementation": "static", "disable_compile": True}
 GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
 
 
@@ -114,7 +114,7 @@ def test_compiled_stages_are_captured(distribution, captures, monkeypatch):
     monkeypatch.setattr(StageGraphs, "_try_capture", noting)
     options = {"max_new_tokens": NEW_TOKENS, **distribution}
     static = {"assistant_model": drafter, **STATIC}
-    asking = static | {"compile_config": CompileConfig(fullgraph=True)}
+    asking = static | {"disable_compile": False, "compile_config": CompileConfig(fullgraph=True)}
     for assistant in (static, asking, asking):
         torch.manual_seed(5)
         texts.append(target.generate(PROMPT.cuda(), **options, **assistant))
@@ -136,7 +136,7 @@ def test_graphs_outlive_what_transformers_compiles(lengths, captures):
     options = {"do_sample": False, "assistant_model": drafter, **STATIC}
     text = target.generate(prompt, max_new_tokens=lengths[0], **options)
     for length in lengths:
-        target.generate(prompt, max_new_tokens=length, do_sample=False, **STATIC)
+        target.generate(prompt, max_new_tokens=length, do_sample=False, cache_implementation="static")
         torch.cuda.empty_cache()
         assert torch.equal(target.generate(prompt, max_new_tokens=lengths[0], **options), text)
         torch.cuda.synchronize()

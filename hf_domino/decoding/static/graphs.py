@@ -4,9 +4,9 @@ A stage is a function of tensors whose shapes never change. What else it reads o
 address, and it can be run again without harm: it writes only where nothing is valid yet. Without a GPU a stage is
 simply called.
 
-The stages of many small kernels, the verification forward and the backbone, are compiled for calls that ask for it with
-`compile_config`, each at its first use with inputs of some shapes; a graph then captures what was compiled. Every one
-is compiled from a code object of its own: dynamo keeps what it traced, and counts how often, by code object. So widths
+The stages of many small kernels, the verification forward and the backbone, are compiled where Transformers compiles
+plain generation: for calls that ask for `cache_implementation="static"` on a GPU, or give a `compile_config`. Blocks and
+batches are filled up then, so that each of both is compiled once; a graph captures what was compiled. Every one is compiled from a code object of its own: dynamo keeps what it traced, and counts how often, by code object. So widths
 do not use up each other's limit, and what was traced goes with the workspace, before which a hook or an adapter would
 not be seen.
 """
@@ -22,7 +22,7 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
@@ -51,6 +51,8 @@ def without_graphs() -> Iterator[None]:
 def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[str, Any] | None:
     """Arguments of `torch.compile` for a call's stages; None where it asks for nothing, or gets nothing.
 
+    As in Transformers, a static cache alone asks for it on a GPU.
+
     Args:
         target (`PreTrainedModel`): The target.
         config (`GenerationConfig`): The merged configuration of the call.
@@ -58,9 +60,13 @@ def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[s
     Raises:
         RuntimeError: torch's, for a backend, a mode or options it does not know.
     """
-    if config.compile_config is None or config.disable_compile:
+    is_static = config.cache_implementation == "static"
+    asked = config.compile_config
+    if asked is None and is_static and target.device.type == "cuda":
+        asked = CompileConfig()
+    if asked is None or config.disable_compile:
         return None
-    if config.cache_implementation != "static":
+    if not is_static:
         logger.warning_once(
             "hf_domino compiles nothing without cache_implementation='static': compile_config is ignored."
         )
@@ -72,7 +78,6 @@ def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[s
             "not: compile_config is ignored."
         )
         return None
-    asked = config.compile_config
     options = {
         "backend": asked.backend,
         "fullgraph": asked.fullgraph,

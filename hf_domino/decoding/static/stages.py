@@ -176,7 +176,10 @@ class StaticRunner(TargetRunner):
         num_checked = proposed.num_nodes + 1
         block = torch.cat((anchors, proposed.tokens), dim=1)
         if proposed.parents is None:
-            width = 1 + fitting_length(proposed.num_nodes, self._most)
+            if self._workspace.graphs.options is None:
+                width = 1 + fitting_length(proposed.num_nodes, self._most)
+            else:  # one width is compiled; it reads the same weights
+                width = 1 + max(proposed.num_nodes, self._most)
             limit = self.target.position_limit
             if limit is not None and self.next_position() + width > limit:
                 width = num_checked  # what only fills up has no positions left
@@ -300,9 +303,12 @@ class StaticDraftSession(DraftSession):
     def _store(self) -> None:
         """Put hidden states that wait for a drafted block into the context now."""
         if self._pending is not None:
-            no_block = self._pending.new_zeros(len(self._pending), 0, dtype=torch.long)
             with self.executor.timer.phase("draft"):
-                self.executor.run(self.backbone, no_block, self._pending)
+                self.executor.run(self.store_context, self._pending)
+
+    def store_context(self, pending: torch.Tensor) -> torch.Tensor:
+        """Store context features of pending hidden states, and draft nothing."""
+        return self.backbone(pending.new_zeros(len(pending), 0, dtype=torch.long), pending)
 
     def context(self) -> ContextCache:
         """A copy of all context observed so far."""

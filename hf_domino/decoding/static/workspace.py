@@ -85,6 +85,7 @@ class Workspace(Executor):
         self.context = FixedContext(drafter, capacity, num_rows)
         # A graph is of one device.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
+        self.least_rows = 1  # sequences that functions run on at least
         self._held: dict[str, torch.Tensor] = {}
 
     is_fixed = True
@@ -140,7 +141,7 @@ class Workspace(Executor):
     def _run_bucket(self, key: Hashable, function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
         """Run a function of tensors, with the first sequence in place of those that are missing to a power of two."""
         num_rows = len(tensors[0])
-        missing = bucket_of(num_rows) - num_rows
+        missing = bucket_of(max(num_rows, self.least_rows)) - num_rows
         if missing:
             tensors = [torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:]))) for tensor in tensors]
         found = self.graphs(key, function, *tensors)

@@ -42,4 +42,6 @@ def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int
 
 def _by_sequence(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
     """A mask `[1, 1, B * W, S]` as `[B, 1, W, S]`."""
-    return mask.as_subclass(torch.Tensor).view(num_rows, -1, mask.shape[-1])[:, None]
+    if not torch.compiler.is_compiling():  # where there is no subclass
+        mask = mask.as_subclass(torch.Tensor)
+    return mask.view(num_rows, -1, mask.shape[-1])[:, None]

@@ -28,9 +28,8 @@ from study.summary import summarize as summarize_runs
 
 EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md docs/methods.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
-COMPILED, FIXED = "plain, static", "drafter, static"  # of model_cards/workshop/benchmarks/pairs.py
+COMPILED, FIXED = "plain, static", "drafter, static, full blocks"  # of model_cards/workshop/benchmarks/pairs.py
 REMOVED = ("medusa", "lookahead", "early_exit")  # no longer in the package: pages leave their results out
-RECORDED_WORDS = {"copies": "prompt lookup", "whole blocks": "full blocks"}  # in committed rows, and on pages
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -65,7 +64,7 @@ def gpu(folder: Path, files: Sequence[str]) -> str:
         columns |= {f"{rows[0]['pair']}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
     names = dict.fromkeys(row["method"] for rows, _ in columns.values() for row in rows)
     body = [
-        [_plain_words(name), *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names
+        [name, *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names
     ]
     body.append(["prompts", *(str(len(rows_of(rows, BASELINE, mode))) for rows, mode in columns.values())])
     origins = "".join(f"- {_origin(_read(folder / name), name)}\n" for name in files)
@@ -122,6 +121,26 @@ def contexts(folder: Path, files: Sequence[str]) -> str:
         f"commit {first['commit'][:7]}, {first['date']}.\n"
     )
     return "\n".join(lines) + "\n\n" + origin
+
+
+def rounds(folder: Path, files: Sequence[str]) -> str:
+    """Milliseconds of a round of each method, a column for each batch size, and the floor of each."""
+    rows = [json.loads(line) for name in files for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+    sizes = sorted({row["batch_size"] for row in rows})
+    found = {(row["method"], row["batch_size"]): row for row in rows}
+    head = [name for size in sizes for name in (f"ms, {size} at once", "floor")]
+    body = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        cells = []
+        for size in sizes:
+            row = found.get((method, size))
+            cells += ["", ""] if row is None else [f"{row['ms']:.1f}", f"{row['floor_ms']:.1f}"]
+        body.append([method, *cells])
+    first = rows[0]
+    return (
+        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {first['shapes']}, {first['dtype']}, "
+        f"{first['context']} tokens of prompt, {first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+    )
 
 
 def kinds(folder: Path, files: Sequence[str]) -> str:
@@ -205,7 +224,7 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, released, contexts, kinds, variants, trained, rollouts)
+TABLES = (speed, gain, gpu, methods, released, contexts, rounds, kinds, variants, trained, rollouts)
 RENDERED = {function.__name__: function for function in TABLES}
 
 
@@ -222,7 +241,7 @@ def _speed_up(rows: Sequence[Row], method: str, mode: str) -> float | None:
 def _gain(rows: Sequence[Row], mode: str) -> str:
     if _is_on_gpu(rows):
         plain, compiled = (speed_ratio(rows, FIXED, base, mode)[0] for base in (BASELINE, COMPILED))
-        return f"{number(plain, ' x')}; {_compared(compiled)} than compiled plain generation"
+        return f"{_compared(compiled)} compiled plain generation, {number(plain, ' x')} plain"
     alone, both = (_speed_up(rows, method, mode) for method in (ALONE, WITH_LOOKUP))
     parts = []
     if alone is not None:
@@ -233,17 +252,10 @@ def _gain(rows: Sequence[Row], mode: str) -> str:
 
 
 def _compared(ratio: float) -> str:
-    """A ratio of speeds in words, such as `12 % slower`."""
+    """A ratio of speeds in words, such as `12 % slower than`."""
     if ratio < 1:
-        return f"{100 * (1 - ratio):.0f} % slower"
-    return f"{100 * (ratio - 1):.0f} % faster"
-
-
-def _plain_words(name: str) -> str:
-    """A name of `model_cards/workshop/benchmarks/pairs.py` in the words of the pages."""
-    for recorded, word in RECORDED_WORDS.items():
-        name = name.replace(recorded, word)
-    return name
+        return f"{100 * (1 - ratio):.0f} % slower than"
+    return number(ratio, " x")
 
 
 def _equal(rows: Sequence[Row]) -> str:
@@ -279,7 +291,7 @@ def _read(path: Path) -> list[Row]:
 
 
 def _is_on_gpu(rows: Sequence[Row]) -> bool:
-    return bool(rows_of(rows, FIXED, "greedy"))
+    return "NVIDIA" in measured(rows)[0]["hardware"]
 
 
 def _speed_on_gpu(rows: Sequence[Row], method: str, mode: str) -> str:

@@ -38,7 +38,7 @@ def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
     rounds = [str(BENCHMARKS / "rounds.py"), *tiny]
     commands["round"] = [*rounds, "--results", str(output / "rounds.jsonl")]
     commands["trees"] = [*rounds, "--tree-size", "16", "--results", str(output / "trees.jsonl")]
-    few = ["--num-prompts", "1", "--max-new-tokens", "8", "--without", "drafter, static, compiled"] if is_dry else []
+    few = ["--num-prompts", "1", "--max-new-tokens", "8", "--without", "drafter, static, full blocks"] if is_dry else []
     commands["pair"] = [str(BENCHMARKS / "pairs.py"), "--results", str(output / "pairs.jsonl"), *few]
     return commands
 

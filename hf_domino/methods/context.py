@@ -162,12 +162,15 @@ class ContextCache:
         """Move each row's window to the front once it is half of what a row has at most."""
         if self._window is None or max(self._lengths) < 2 * self._window:
             return
-        kept = [min(length, self._window) for length in self._lengths]
+        self._drop([max(length - self._window, 0) for length in self._lengths])
+
+    def _drop(self, counts: Sequence[int]) -> None:
+        """Forget so many first positions of each row."""
         for buffer in (*self._keys, *self._values):
             if buffer is not None:
-                for row, (length, count) in enumerate(zip(self._lengths, kept, strict=True)):
-                    buffer[row, :, :count] = buffer[row, :, length - count : length].clone()
-        self._lengths = kept
+                for row, (length, count) in enumerate(zip(self._lengths, counts, strict=True)):
+                    buffer[row, :, : length - count] = buffer[row, :, count:length].clone()
+        self._lengths = [length - count for length, count in zip(self._lengths, counts, strict=True)]
 
     def _ends(self) -> list[int]:
         """Lengths once the positions announced last are counted."""

@@ -69,7 +69,7 @@ class Eagle3Config(DominoConfig):
     needs_layer_ids = False
     most_captured = 3
     defaults = {"block_size": 7, "num_hidden_layers": 1}
-    fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0, "draft_window_size": None}
+    fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}
     unread = ("mask_token_id",)
     built_with = (*DominoConfig.built_with, "norm_before_residual", "qk_norm")
     lacks = {
@@ -212,7 +212,7 @@ class Eagle3Model(DominoDraftModel):
         self._rotary = RotaryTable(config)
 
     def new_context(self) -> EntryCache:
-        return EntryCache()
+        return EntryCache(self.config.draft_window_size)
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
         captured = [states.to(self.fc.weight) for states in hidden_states]
@@ -303,8 +303,10 @@ class Eagle3Model(DominoDraftModel):
         columns = torch.arange(length, device=device)
         ends = (anchors - 1).to(device)
         kept = layer.self_attn.project(read, self._rotary(columns[None]))
-        # All of its text before the entry at position anchor - 1, which is the first of its own.
-        attend = _Drafts((columns < ends[..., None]) & has_context, _attend, kept)
+        # Its text before the entry at position anchor - 1, which is the first of its own and one of the window.
+        behind = ends[..., None] - columns
+        is_near = behind < (self.config.draft_window_size or length)
+        attend = _Drafts((behind > 0) & is_near & has_context, _attend, kept)
         first = ends.clamp(0, length - 1)[..., None]
         states = features.gather(1, first.expand(-1, -1, features.shape[2])) * (ends >= 0)[..., None].to(features)
         tokens = gather_positions(input_ids, block_positions(anchors, count))  # [B, N, K]

@@ -18,10 +18,14 @@ from hf_domino.methods.context import ContextCache
 
 
 class EntryCache(ContextCache):
-    """States of all positions, each in two halves, and in `entries` keys and values of the first ones."""
+    """States of all positions, each in two halves, and in `entries` keys and values of the first ones.
 
-    def __init__(self) -> None:
-        super().__init__(1)
+    Args:
+        window (`int`, *optional*): Entries that a draft sees, the last ones; None for all. Older ones are dropped.
+    """
+
+    def __init__(self, window: int | None = None) -> None:
+        super().__init__(1, window)
         self.entries = ContextCache(1)
 
     def keep(self, states: torch.Tensor, counts: Sequence[int] | None) -> None:
@@ -54,12 +58,15 @@ class EntryCache(ContextCache):
         starts = self.entries.lengths
         num_entries = keys.shape[2]
         keys, values = self.entries.append(0, keys, values)  # [B, A, S, D]
+        window = self._window or keys.shape[2]
         if num_entries == 1 and min(starts) == max(starts):
+            keys, values = keys[:, :, -window:], values[:, :, -window:]
             return F.scaled_dot_product_attention(queries, keys, values, enable_gqa=True)
-        if not any(starts):
+        if not any(starts) and num_entries <= window:
             return F.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
         ends = torch.tensor(starts)[:, None] + torch.arange(num_entries)  # [B, E]
-        sees = torch.arange(keys.shape[2]) <= ends[..., None]
+        behind = ends[..., None] - torch.arange(keys.shape[2])
+        sees = (behind >= 0) & (behind < window)
         return F.scaled_dot_product_attention(
             queries, keys, values, attn_mask=sees[:, None].to(keys.device), enable_gqa=True
         )
@@ -67,7 +74,7 @@ class EntryCache(ContextCache):
     def attend_behind(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor
     ) -> torch.Tensor:
-        """Attention of drafts, which see all entries of their row and some drafts; these are not stored.
+        """Attention of drafts, which see the entries of their row's window and some drafts; these are not stored.
 
         Args:
             queries (`torch.Tensor`): Of the last drafts, `[B, A, L, D]`.
@@ -79,14 +86,24 @@ class EntryCache(ContextCache):
         num_drafts = keys.shape[2]
         self.entries.begin(len(keys), num_drafts, None)
         keys, values = self.entries.append(0, keys, values)  # behind the entries, to be written over
+        window = self._window or keys.shape[2]
         if min(lengths) == max(lengths):
-            mask = F.pad(sees, (lengths[0], 0), value=True)
+            first = max(lengths[0] - window, 0)
+            keys, values = keys[:, :, first:], values[:, :, first:]
+            mask = F.pad(sees, (lengths[0] - first, 0), value=True)
         else:
             ends = torch.tensor(lengths, device=sees.device)[:, None, None]
             places = ends + torch.arange(num_drafts, device=sees.device)
-            mask = (torch.arange(keys.shape[2], device=sees.device) < ends).expand(-1, sees.shape[1], -1)
+            behind = ends - torch.arange(keys.shape[2], device=sees.device)
+            mask = ((behind > 0) & (behind <= window)).expand(-1, sees.shape[1], -1)
             mask = mask.scatter(2, places.expand_as(sees), sees)
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask[:, None], enable_gqa=True)
+
+    def _drop(self, counts: Sequence[int]) -> None:
+        """Forget so many first positions of each row, states and entries together."""
+        super()._drop(counts)
+        if made := self.entries.lengths:
+            self.entries._drop([min(pair) for pair in zip(counts, made, strict=True)])
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, states and entries together."""

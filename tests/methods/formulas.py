@@ -11,6 +11,7 @@ from calls_of_methods import PROMPTS, TEMPERATURE
 OPTIONS = {
     "plain": {},
     "normed": {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True},
+    "window": {"draft_window_size": 5},
     "whole": {"own_embeddings": True, "own_lm_head": True, "fc_norm": True},
 }
 PATHS_TOL = 1e-5  # rotary tables and chances are fp32
@@ -128,9 +129,10 @@ class Formula:
 
     @torch.no_grad()
     def begin(self, text):
-        """All entries of a text, and the state behind it."""
+        """The entries of a text, those of the window where there is one, and the state behind it."""
         states = self.target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
         entries = [(self.fused(states, place), text[place + 1], place) for place in range(len(text) - 1)]
+        entries = entries[-(self.config.draft_window_size or len(entries)) :]
         return entries, self.last(entries)
 
     @torch.no_grad()

@@ -65,6 +65,20 @@ def test_bundled_drafter_fits(pair, held_out, forward_clock):
     assert f"Faster than plain: {result.speed_up:.2f} x with this drafter, slower than plain in 0 of 4 prompts" in shown
 
 
+def test_rounds_are_told_apart_by_the_tokens_before_them(pair, held_out, forward_clock):
+    ids = pair.tokenizer(held_out[:4])["input_ids"]
+    long = [token for each in ids for token in each]
+    long = long * (300 // len(long) + 1)
+    result = check_fit(pair.drafter, pair.target, prompts=[*ids[:2], long[:300], long[:250]], max_new_tokens=24)
+    assert [context.name for context in result.contexts] == ["up to 256 tokens", "up to 512 tokens"]
+    assert sum(context.num_rounds for context in result.contexts) == result.measured.num_rounds
+    assert [len(context.texts) for context in result.contexts] == [3, 2]  # one text has rounds of both
+    assert "by the tokens before them\n  up to 256 tokens" in str(result)
+    assert result.to_dict()["contexts"][1]["num_texts"] == 2
+    few = check_fit(pair.drafter, pair.target, prompts=ids[:1], max_new_tokens=12)
+    assert few.contexts == []
+
+
 @pytest.mark.slow
 def test_twin_fits(pair, twin, held_out):
     result = checked(pair, twin, held_out)

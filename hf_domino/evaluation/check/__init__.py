@@ -18,7 +18,14 @@ from transformers import PreTrainedModel
 from hf_domino._common.refusal import refusal
 from hf_domino._common.verdict import load_per_core
 from hf_domino.evaluation.check.estimate import Estimate
-from hf_domino.evaluation.check.measure import Measurement, measure_variants, time_prompts, write_text
+from hf_domino.evaluation.check.measure import (
+    Measurement,
+    Text,
+    by_context,
+    measure_variants,
+    time_prompts,
+    write_text,
+)
 from hf_domino.evaluation.check.positions import PositionFit, fit_by_position
 from hf_domino.evaluation.check.prompts import prepare_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
@@ -79,17 +86,20 @@ def check_fit(
     drafter = _checked(drafter, target)
     prepared = prepare_prompts(target, tokenizer, prompts)
     modes: dict[str, list[list[int]]] = defaultdict(list)
+    texts: list[Text] = []
     found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # of each text: rounds of variants, distances
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
             text = write_text(drafter, target, prompt, max_new_tokens)
+            texts.append(text)
             modes[prompt.mode].append(text.acceptance_lengths)
             found.append(measure_variants(drafter, target, text))
         variants = {name: [lengths[name] for lengths, _ in found] for name in found[0][0]}
         result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), _is_recorded(drafter, target))
         if result.verdict != TOO_FEW:
             break
-    result = replace(result, load=load_per_core(), positions=fit_by_position([apart for _, apart in found]))
+    positions = fit_by_position([apart for _, apart in found])
+    result = replace(result, load=load_per_core(), contexts=by_context(texts), positions=positions)
     if result.causes:
         return result
     return replace(result, speed_ups=time_prompts(drafter, target, prepared, max_new_tokens))

@@ -35,6 +35,7 @@ SHIFT_LABEL = "with shift_label="
 AS_CONFIGURED = "as configured"
 WITHOUT_HEAD = "without the correction head"
 WITHOUT_CONTEXT = "without context"
+LEAST_CONTEXT = 256  # tokens; rounds behind fewer are not told apart
 TIMED_PROMPTS = 4  # the timed prompts take about as long as the rest of the self-test
 
 
@@ -76,6 +77,20 @@ class Measurement(NamedTuple):
             "acceptance_length": self.acceptance_length.to_dict(),
             "first_accepted": self.first_rate.to_dict(),
         }
+
+
+def by_context(texts: Sequence[Text]) -> list[Measurement]:
+    """Group the real rounds of texts by the number of tokens before each, in powers of two; empty for one group."""
+    found: dict[int, dict[int, list[int]]] = {}
+    for index, text in enumerate(texts):
+        position = text.prompt_length
+        for length in text.acceptance_lengths:
+            most = max(LEAST_CONTEXT, 1 << (position - 1).bit_length())
+            found.setdefault(most, {}).setdefault(index, []).append(length)
+            position += length
+    if len(found) < 2:
+        return []
+    return [Measurement(f"up to {most:,} tokens", list(found[most].values())) for most in sorted(found)]
 
 
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:

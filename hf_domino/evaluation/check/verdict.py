@@ -73,6 +73,7 @@ class CheckResult:
         causes (`list[Cause]`): Likely causes, the likeliest first; empty where the drafter fits.
         doubts (`list[str]`): What would be against the drafter, but may be chance.
         speed_ups (`list[float]`): Over plain generation, of each prompt that was timed; none where it does not fit.
+        contexts (`list[Measurement]`): Real rounds by the number of tokens before them, where these differ.
         positions (`list[PositionFit]`): How near the drafter is to its target at each position of a block.
         load (`float`, *optional*): How many threads per core wanted to run while it was measured.
     """
@@ -82,6 +83,7 @@ class CheckResult:
     causes: list[Cause]
     doubts: list[str]
     speed_ups: list[float] = field(default_factory=list)
+    contexts: list[Measurement] = field(default_factory=list)
     positions: list[PositionFit] = field(default_factory=list)
     load: float | None = None
 
@@ -128,6 +130,7 @@ class CheckResult:
             "speed_up": self.speed_up,
             "speed_ups": self.speed_ups,
             "load": self.load,
+            "contexts": [context.to_dict() for context in self.contexts],
             "positions": [position._asdict() for position in self.positions],
             "modes": [mode.to_dict() for mode in self.modes],
             "variants": [variant.to_dict() for variant in self.variants],
@@ -148,7 +151,7 @@ class CheckResult:
             if is_certain and self.speed_up is not None and not gains(self.speed_up):
                 fits = "fits, but does not make its target faster here"
             lines = [f"The drafter {fits}: first proposals accepted: {self.first_rate}, needed {MIN_FIRST_RATE}"]
-        lines += ["", *_table(self.modes, self.variants)]
+        lines += ["", *_table(self.modes, self.contexts, self.variants)]
         if self.positions:
             lines += ["", "position  same top-1 token  KL(target || drafter)  total variation"]
             lines += [f"{at:>8}{top_1:>18.2f}{kl:>23.2f}{apart:>17.2f}" for at, top_1, kl, apart in self.positions]
@@ -159,11 +162,15 @@ class CheckResult:
         return "\n".join(lines)
 
 
-def _table(modes: Sequence[Measurement], variants: Sequence[Measurement]) -> Iterator[str]:
-    width = 4 + max(len(measured.name) for measured in (*modes, *variants))
+def _table(
+    modes: Sequence[Measurement], contexts: Sequence[Measurement], variants: Sequence[Measurement]
+) -> Iterator[str]:
+    width = 4 + max(len(measured.name) for measured in (*modes, *contexts, *variants))
     yield f"{'':<{width}}  rounds  acceptance length  first accepted"
-    for title, rows in (("real rounds", modes), ("a round at every position", variants)):
-        yield title
+    titles = "real rounds", "real rounds, by the tokens before them", "a round at every position"
+    for title, rows in zip(titles, (modes, contexts, variants), strict=True):
+        if rows:
+            yield title
         for row in rows:
             yield f"  {row.name:<{width}}{row.num_rounds:>6}{row.acceptance_length!s:>19}{row.first_rate!s:>16}"
     yield f"± is the sampling error. A variant must be better by more than that, and by {MIN_GAIN:.0%}, to matter."

@@ -21,9 +21,14 @@ class ReleasedDrafter:
         billions (`float`): Parameters of the target, in billions.
         drafter (`str`): The drafter's name on the Hub, or its folder in this repository.
         method (`str`): Its `projector_type`.
+        layout (`str`, *optional*): Whose file it is in; see docs/formats.md.
+        block_size (`int`, *optional*): Tokens of a block.
+        trained_length (`int`, *optional*): Longest text of its training, in tokens.
+        mode (`str`, *optional*): Chat mode that it was trained in.
         acceptance_length (`float`, *optional*): Tokens per round that its own card reports, on text of its choice.
         licence (`str`, *optional*): Its licence.
         mark (`str`): `"run by us"`, `"layout tested"` (with small random weights), or `"not tried"`.
+        source (`str`): Where it is named.
         seen (`str`): Month in which it was seen, `YYYY-MM`.
     """
 
@@ -31,9 +36,14 @@ class ReleasedDrafter:
     billions: float
     drafter: str
     method: str
+    layout: str | None
+    block_size: int | None
+    trained_length: int | None
+    mode: str | None
     acceptance_length: float | None
     licence: str | None
     mark: str
+    source: str
     seen: str
 
 
@@ -67,7 +77,7 @@ def read_released(path: Path) -> list[ReleasedDrafter]:
             raise refusal(place, "a JSON object", line, "A line describes one drafter.") from None
         if wrong := names ^ values.keys():
             raise refusal(place, f"with the fields {', '.join(sorted(names))}", sorted(wrong), "Mend these.")
-        for name in ("target", "drafter", "method", "seen"):
+        for name in ("target", "drafter", "method", "source", "seen"):
             if not isinstance(values[name], str):
                 raise refusal(f"{name} in {place}", "a text", values[name], "Only figures and licences may be null.")
         if values["mark"] not in MARKS:

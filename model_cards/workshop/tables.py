@@ -91,11 +91,12 @@ def released(folder: Path, files: Sequence[str]) -> str:
     known = read_released(folder / files[0])
     if "tested" in files:
         known = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
-    lines = ["| target | drafter | method | tokens a round, by its card | |", "|---|---|---|---:|---|"]
+    lines = ["| target | drafter | method | block | tokens a round, by its card | |", "|---|---|---|---:|---:|---|"]
     for one in known:
         length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
         title = DominoConfig.of_method(one.method).title
-        lines.append(f"| `{one.target}` | `{one.drafter}` | {title} | {length} | {one.mark} |")
+        mark = one.mark if one.mode is None else f"{one.mark}; {one.mode}"
+        lines.append(f"| `{one.target}` | `{one.drafter}` | {title} | {one.block_size or ''} | {length} | {mark} |")
     return "\n".join(lines) + "\n"
 
 

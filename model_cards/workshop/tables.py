@@ -26,7 +26,7 @@ from study.rows import read_rows as read_runs
 from study.summary import Summary
 from study.summary import summarize as summarize_runs
 
-EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md docs/methods.md\n"
+EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md docs/methods.md docs/beyond-one-machine.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static, full blocks"  # of model_cards/workshop/benchmarks/pairs.py
 REMOVED = ("medusa", "lookahead", "early_exit")  # no longer in the package: pages leave their results out
@@ -144,6 +144,22 @@ def rounds(folder: Path, files: Sequence[str]) -> str:
     )
 
 
+def break_even(folder: Path, files: Sequence[str]) -> str:
+    """Break-even acceptance length and speed-ups by batch size and network delay, from rounds and compiled steps."""
+    rows = [json.loads(line) for name in files for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+    body = []
+    for size in sorted({row["batch_size"] for row in rows}):
+        took = {row["method"]: row["ms"] for row in rows if row["batch_size"] == size}
+        step = took.pop("target alone, compiled")
+        for method in ("static, compiled", "static, graphs"):
+            for delay in (0, 2) if method in took else ():
+                total = took[method] + delay
+                gains = [f"{length * step / total:.2f} x" for length in (2, 4, 6)]
+                body.append([f"{size} at once, {method}, n = {delay} ms", f"{total / step:.2f}", *gains])
+    head = ["break-even L", "S at L = 2", "S at L = 4", "S at L = 6"]
+    return f"{markdown_table(head, body)}\n"
+
+
 def kinds(folder: Path, files: Sequence[str]) -> str:
     """Acceptance length and training time of each method, a column for each STUDY, FILE and budget in turn.
 
@@ -225,7 +241,7 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, released, contexts, rounds, kinds, variants, trained, rollouts)
+TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, variants, trained, rollouts)
 RENDERED = {function.__name__: function for function in TABLES}
 
 

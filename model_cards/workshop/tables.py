@@ -26,7 +26,7 @@ from study.rows import read_rows as read_runs
 from study.summary import Summary
 from study.summary import summarize as summarize_runs
 
-EXAMPLES = "  python model_cards/workshop tables README.md docs/gpu.md docs/results.md docs/methods.md docs/beyond-one-machine.md\n"
+EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static, full blocks"  # of model_cards/workshop/benchmarks/pairs.py
 REMOVED = ("medusa", "lookahead", "early_exit")  # no longer in the package: pages leave their results out

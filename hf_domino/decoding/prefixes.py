@@ -66,7 +66,7 @@ class Prefixes:
         return self._lengths
 
     def of_rows(self, values: list[int], held: torch.Tensor | None) -> torch.Tensor:
-        """What belongs to each one of a value for every row of the batch, `[B, 1]`, or of the same `[rows]` on the device."""
+        """The value of each one's row, `[B, 1]`: of values for the rows of the batch, or of the same on the device."""
         if isinstance(self._rows, list):
             return self.per_row([values[row] for row in self._rows])
         assert held is not None
@@ -81,7 +81,7 @@ class Prefixes:
         return (first <= self._lengths) & (self._lengths < end)
 
     def packed(self, capacity: int) -> torch.Tensor:
-        """All of it in one shape: which row it is and how many tokens it has, its ids, and anything, `[B, 2 + capacity]`."""
+        """All of it in one shape, `[B, 2 + capacity]`: of each its row, its number of tokens, its ids, and anything."""
         length = self.longest
         text = torch.nn.functional.pad(self.ids[:, :length], (2, capacity - length))
         text[:, :1] = self.per_row(self.rows)

@@ -63,9 +63,7 @@ def gpu(folder: Path, files: Sequence[str]) -> str:
     for rows in (_read(folder / name) for name in files):
         columns |= {f"{rows[0]['pair']}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
     names = dict.fromkeys(row["method"] for rows, _ in columns.values() for row in rows)
-    body = [
-        [name, *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names
-    ]
+    body = [[name, *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names]
     body.append(["prompts", *(str(len(rows_of(rows, BASELINE, mode))) for rows, mode in columns.values())])
     origins = "".join(f"- {_origin(_read(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"

@@ -94,7 +94,10 @@ def generate(target, drafter, config=None, prompt=PROMPT, **options):
 
 def asked(config):
     """What stages are compiled with."""
-    return compile_options(SimpleNamespace(device=torch.device("cpu")), GenerationConfig(compile_config=config, cache_implementation="static"))
+    return compile_options(
+        SimpleNamespace(device=torch.device("cpu")),
+        GenerationConfig(compile_config=config, cache_implementation="static"),
+    )
 
 
 def test_text_is_that_of_the_target(make_drafter, config, traced, warned):

@@ -81,7 +81,9 @@ def test_trainings_of_a_drafter_are_shown_at_their_best_rate(tmp_path):
 
 
 @pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")
-@pytest.mark.parametrize("name", ["README.md", "docs/gpu.md", "docs/results.md", "docs/methods.md", "docs/beyond-one-machine.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/gpu.md", "docs/results.md", "docs/methods.md", "docs/beyond-one-machine.md"]
+)
 def test_the_pages_say_what_the_rows_do(name, tmp_path):
     (tmp_path / "docs").mkdir()
     for folder in ("model_cards", "hf_domino"):

@@ -61,8 +61,8 @@ class FixedLayer(StaticLayer):
     Args:
         capacity (`int`): Positions (S).
         lengths (`torch.Tensor`): Valid positions of each sequence, `[B]` int64 on the layer's device.
-        first (`FixedLayer`, *optional*): The first layer, which a forward comes to before the others: it works out where
-            all of them write. Defaults to itself.
+        first (`FixedLayer`, *optional*): The first layer, which a forward comes to before the others and which works
+            out where all of them write. Defaults to itself.
     """
 
     def __init__(self, capacity: int, lengths: torch.Tensor, first: FixedLayer | None = None):

@@ -34,6 +34,8 @@ from hf_domino.target.view import Captured, TargetModel
 class StaticRunner(TargetRunner):
     """Runs the target on a cache of fixed shape; a round moves the cache's length and nothing else."""
 
+    _executor: Workspace
+
     def __init__(
         self,
         target: TargetModel,
@@ -44,7 +46,6 @@ class StaticRunner(TargetRunner):
     ):
         super().__init__(target, model_kwargs | {CACHE: workspace.cache}, workspace)
         self._drafter = drafter
-        self._workspace = workspace
         self._is_returned = is_returned
         self._most = drafter.config.num_draft_tokens
         self._filled: list[int] = []  # slots of each sequence, as the device of the cache knows them
@@ -67,7 +68,7 @@ class StaticRunner(TargetRunner):
         self._filled = [0] * len(input_ids)
         if len(input_ids) == 1:
             return super().prefill(input_ids, chunk_size, mask_length)
-        self._workspace.cache.is_batch = True
+        self._executor.cache.is_batch = True
         embeds = self.kwargs.get("inputs_embeds")
         if embeds is None:
             width = input_ids.shape[1]
@@ -118,7 +119,7 @@ class StaticRunner(TargetRunner):
 
     def begin(self, rows: Sequence[int]) -> None:
         """Put what all rounds read where graphs find it."""
-        hold = self._workspace.hold
+        hold = self._executor.hold
         device = self._device
         given = self.mask(self._filled[0])  # before the arguments go on
         # A prompt's states are not held for the call.
@@ -127,7 +128,7 @@ class StaticRunner(TargetRunner):
         ends = torch.tensor(self._filled, device=device)[:, None]
         self._tensors = {}
         if self._prompt_mask is None:
-            mask = torch.ones(1, self._workspace.capacity, dtype=torch.long, device=device)
+            mask = torch.ones(1, self._executor.capacity, dtype=torch.long, device=device)
             if given is not None:
                 mask[:, : self._filled[0]] = given
             self._tensors["attention_mask"] = hold("attention_mask", mask)
@@ -151,16 +152,16 @@ class StaticRunner(TargetRunner):
 
     def _hold_rows(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """Keep a number of each sequence `[..., B, 1]` where graphs find it, for as many as there are buffers for."""
-        missing = self._workspace.num_rows - values.shape[-2]
-        return self._workspace.hold(name, torch.nn.functional.pad(values, (0, 0, 0, missing)))
+        missing = self._executor.num_rows - values.shape[-2]
+        return self._executor.hold(name, torch.nn.functional.pad(values, (0, 0, 0, missing)))
 
     def _select(self, rows: Sequence[int]) -> None:
         """Go on with these sequences, which move into the first rows of all buffers."""
         if not rows or len(rows) == len(self._filled):
             return
-        self._workspace.cache.select(rows)
+        self._executor.cache.select(rows)
         # Those that only fill up a power of two stay where every target has positions.
-        self._workspace.cache.lengths[len(rows) :].zero_()
+        self._executor.cache.lengths[len(rows) :].zero_()
         for name, values in self._tensors.items():
             if name != "attention_mask":
                 compact([values], rows, dim=values.dim() - 2)
@@ -176,7 +177,7 @@ class StaticRunner(TargetRunner):
         num_checked = proposed.num_nodes + 1
         block = torch.cat((anchors, proposed.tokens), dim=1)
         if proposed.parents is None:
-            if self._workspace.graphs.options is None:
+            if self._executor.graphs.options is None:
                 width = 1 + fitting_length(proposed.num_nodes, self._most)
             else:  # one width is compiled; it reads the same weights
                 width = 1 + max(proposed.num_nodes, self._most)
@@ -222,7 +223,7 @@ class StaticRunner(TargetRunner):
         if path is None:
             return captured
         path = torch.nn.functional.pad(path.to(self._device), (0, self._most + 1 - path.shape[1]))
-        cache = self._workspace.cache
+        cache = self._executor.cache
         cache.reserve(path.shape[1])
         self._executor.run(cache.take, path)
         self._executor.run(cache.put, path)
@@ -241,13 +242,13 @@ class StaticRunner(TargetRunner):
             return
         config = self.model.config.get_text_config(decoder=True)
         if batch_size == 1:
-            self.kwargs[CACHE] = self._workspace.cache.to_dynamic(config)
+            self.kwargs[CACHE] = self._executor.cache.to_dynamic(config)
         else:  # an empty one, as that of a batch that grows
             self.kwargs[CACHE] = DynamicCache(config=config)
 
     def release(self) -> None:
         """Leave the workspace to the next call."""
-        give_back(self.model, self._drafter, self._workspace)
+        give_back(self.model, self._drafter, self._executor)
 
     def _forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Captured]:
         """A forward over one prompt, or part of it."""
@@ -257,7 +258,7 @@ class StaticRunner(TargetRunner):
 
     def _move_to(self, lengths: list[int]) -> None:
         self._filled = lengths
-        set_first(self._workspace.cache.lengths, lengths)
+        set_first(self._executor.cache.lengths, lengths)
 
 
 class StaticDraftSession(DraftSession):

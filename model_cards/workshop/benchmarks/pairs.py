@@ -4,9 +4,10 @@
     python model_cards/workshop/benchmarks/pairs.py --target work/smollm2-135m-instruct --dtype bfloat16
 
 On a GPU, Transformers compiles plain generation by itself where the cache is static, so that is the speed to beat; a
-call with a drafter and a static cache is compiled, too. All methods run before they are timed, on the longest prompt first, so that no buffer grows and nothing compiles later, and
-for a few tokens on every other prompt, whose length is new. Prompts are measured in turn, greedy and sampled, until all
-are done or the time is over; every row is kept at once.
+call with a drafter and a static cache is compiled, too. All methods run before they are timed, on the longest prompt
+first, so that no buffer grows and nothing compiles later, and for a few tokens on every other prompt, whose length is
+new. Prompts are measured in turn, greedy and sampled, until all are done or the time is over; every row is kept at
+once.
 
     python model_cards/workshop/benchmarks/pairs.py --batch-size 8 --turns /tmp/turns     # eight prompts at once
 

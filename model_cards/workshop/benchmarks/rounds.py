@@ -7,8 +7,8 @@
 Random weights accept next to nothing, and a round costs the same whatever it accepts. The same greedy text is generated
 with stages as CUDA graphs, with the large ones compiled before that, with the same stages launched kernel by kernel,
 and with caches that grow; and by the target alone, whose step is a round of one token, and which Transformers compiles
-where its cache is static. Beside them stands the floor: the bytes of all weights a round reads over the bandwidth that a
-copy reaches on this device.
+where its cache is static. Beside them stands the floor: the bytes of all weights a round reads over the bandwidth that
+a copy reaches on this device.
 """
 
 from __future__ import annotations

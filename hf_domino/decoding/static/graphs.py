@@ -6,10 +6,10 @@ simply called.
 
 The stages of many small kernels, the verification forward and the backbone, are compiled where Transformers compiles
 plain generation: for calls that ask for `cache_implementation="static"` on a GPU, or give a `compile_config`. Then
-blocks and batches are filled up, so that each of the two is compiled once, and a graph captures what was compiled. Each
-is compiled from a code object of its own: dynamo keeps what it traced, and counts how often, by code object. So widths do
-not use up each other's limit, and what was traced goes with the workspace, before which a hook or an adapter would not
-be seen.
+blocks and batches are filled up, so that each of the two is compiled once, and a graph captures what was compiled.
+Each is compiled from a code object of its own: dynamo keeps what it traced, and counts how often, by code object. So
+widths do not use up each other's limit, and what was traced goes with the workspace, before which a hook or an adapter
+would not be seen.
 """
 
 from __future__ import annotations

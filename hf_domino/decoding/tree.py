@@ -107,8 +107,7 @@ class Tree:
             noise = noise[:, : scores.shape[1]]
         else:
             noise = noise[torch.arange(len(scores), device=scores.device)[:, None], self.depths]
-        values, tokens = sample(scores, noise)
-        return values, tokens
+        return sample(scores, noise)
 
     def branches(self) -> dict[tuple[int, int], int]:
         """The position of each node of the first row, by its parent's position and by its token."""

@@ -10,7 +10,7 @@ from rich.rule import Rule
 
 from hf_domino._common.verdict import STOP, WAY_OUT, load_per_core, verdict, why_busy
 from hf_domino.cli.streaming import COLOUR_LEGEND, PLAIN_LEGEND, RoundPrinter, shows_colour
-from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.benchmark.prompts import inputs_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import Pair
 
@@ -49,7 +49,7 @@ def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, co
 
     Every run gets the same `arguments` of `generate` and the same `seed`. Without colours, a `|` ends each round.
     """
-    inputs = encode(pair.tokenizer, [prompt]).to(pair.target.device)
+    inputs = inputs_of(pair, [prompt])
     legend = COLOUR_LEGEND if shows_colour(console) else PLAIN_LEGEND
     # Plain `generate` would take this number for its own prompt lookup, which belongs to the drafter here.
     alone = arguments | {"prompt_lookup_num_tokens": None}

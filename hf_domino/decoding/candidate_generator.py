@@ -20,6 +20,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
+from hf_domino.configuration.from_target import ends_of
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.policy import most_proposals, policy_for
@@ -110,7 +111,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)
         self.executor = executor or Executor()
         if distribution is None:
-            distribution = TokenDistribution(logits_processor or LogitsProcessorList(), _stops_of(generation_config))
+            stops = KnownStops(frozenset(ends_of(generation_config)), generation_config.max_length)
+            distribution = TokenDistribution(logits_processor or LogitsProcessorList(), stops)
         self.distribution = distribution.without_state()
         self.policy = policy_for(
             drafter, target_model, self.num_assistant_tokens, bool(generation_config.do_sample), self.executor.is_fixed
@@ -339,11 +341,3 @@ def _fitting(assistant_model: Any, target_model: PreTrainedModel) -> DominoDraft
     check_drafter(drafter)
     check_target(drafter.config, target_model)
     return drafter
-
-
-def _stops_of(config: GenerationConfig) -> KnownStops:
-    """Where the texts of a call end by its configuration alone."""
-    ends = config.eos_token_id or []
-    if config.eos_token_id is not None and not isinstance(config.eos_token_id, list):
-        ends = [int(config.eos_token_id)]
-    return KnownStops(frozenset(ends), config.max_length)

@@ -36,7 +36,7 @@ from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache
 from hf_domino.statistics.stats import DecodingStats, record_stats
-from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
+from hf_domino.target.compatibility import fitting_drafter
 from hf_domino.target.view import TargetModel
 
 ONE_SEQUENCE = [0]
@@ -103,7 +103,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         distribution: TokenDistribution | None = None,
         executor: Executor | None = None,
     ):
-        drafter = _fitting(assistant_model, target_model)
+        drafter: DominoDraftModel = fitting_drafter(assistant_model, target_model, "assistant_model")
         self.assistant_model = drafter
         self.target = TargetModel(target_model, drafter.config.layer_ids(target_model.config))
         self.num_assistant_tokens = most_proposals(drafter, target_model, generation_config)
@@ -330,14 +330,3 @@ class DominoCandidateGenerator(CandidateGenerator):
         width = self._proposals.num_nodes + 1
         self.learn(self._prefixes, self._proposals, outputs.logits[:, -width:])
         self.observe_block(captured, [num_matches + 1])
-
-
-def _fitting(assistant_model: Any, target_model: PreTrainedModel) -> DominoDraftModel:
-    """The drafter that `assistant_model` is, once it fits the target."""
-    drafter = drafter_of(assistant_model)
-    if drafter is None:
-        remedy = "Load it with DominoDraftModel.from_pretrained."
-        raise refusal("assistant_model", "a DominoDraftModel", type(assistant_model).__name__, remedy)
-    check_drafter(drafter)
-    check_target(drafter.config, target_model)
-    return drafter

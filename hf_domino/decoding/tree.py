@@ -69,10 +69,10 @@ class Tree:
     @cached_property
     def depths(self) -> torch.Tensor:
         """Tokens behind the anchor at each position, itself included, `[B, W]`."""
+        positions = torch.arange(self.num_nodes + 1, device=self.tokens.device)
         if self.parents is None:
-            return torch.arange(self.num_nodes + 1, device=self.tokens.device).expand(len(self.tokens), -1)
-        is_node = torch.arange(self.num_nodes + 1, device=self.tokens.device) > 0
-        return (self._jumps > 0).sum(dim=2) + is_node
+            return positions.expand(len(self.tokens), -1)
+        return (self._jumps > 0).sum(dim=2) + (positions > 0)
 
     @cached_property
     def sees(self) -> torch.Tensor:

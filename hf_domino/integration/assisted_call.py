@@ -28,7 +28,7 @@ from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, ch
 from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.compatibility import check_drafter, check_target, drafter_of, unwrapped
+from hf_domino.target.compatibility import check_target, fitting_drafter, unwrapped
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
 
@@ -101,16 +101,10 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
         remedy = "Pass the model itself, such as pipeline.model."
         raise refusal("the target", "a model that generates", type(target).__name__, remedy)
     if isinstance(drafter, (str, os.PathLike)):
-        found = named(target, drafter)
-    else:
-        found = drafter_of(drafter)
-    if found is None:
-        remedy = "Load it with DominoDraftModel.from_pretrained."
-        raise refusal("the default drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
-    check_drafter(found)
-    check_target(found.config, target)
-    recognise(found.config, target)
-    return target, found
+        drafter = named(target, drafter)
+    drafter = fitting_drafter(drafter, target, "the default drafter")
+    recognise(drafter.config, target)
+    return target, drafter
 
 
 def meet(target: PreTrainedModel, name: str) -> None:

@@ -27,6 +27,7 @@ from hf_domino.integration.step_checks import (
     check_rope,
     check_steps,
     num_given,
+    ropes_of,
 )
 from hf_domino.target.compatibility import check_drafter, check_rows, check_target
 
@@ -224,8 +225,7 @@ def check_static(
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
     text = target.config.get_text_config(decoder=True)
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    kinds = {rope.get("rope_type") for rope in ropes_of(target)}
     if text.model_type in READS_CACHE_LENGTH:
         expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
         raise refusal(f"the target's model_type {static}", expected, text.model_type, remedy)

@@ -69,6 +69,12 @@ def num_given(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     return embeds.shape[1]
 
 
+def ropes_of(target: PreTrainedModel) -> list[Mapping[str, Any]]:
+    """The rotary parameters of a target: those of all layers, and those of each kind of layer."""
+    rope = getattr(target.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
+
+
 def check_rope(
     target: PreTrainedModel,
     num_proposals: int,
@@ -79,8 +85,7 @@ def check_rope(
 ) -> None:
     """Refuse to come near the length at which a target changes its rotary frequencies: a block crosses it at once."""
     text = target.config.get_text_config(decoder=True)
-    rope = getattr(text, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+    for parameters in ropes_of(target):
         kind = parameters.get("rope_type")
         if kind not in GROWING_ROPE_TYPES:
             continue

@@ -182,9 +182,7 @@ def tree_inputs(
     return inputs | {"attention_mask": masks, "position_ids": inputs["position_ids"][..., :1] + depths}
 
 
-def _mask(
-    depths: torch.Tensor, sees: torch.Tensor, mask: torch.Tensor, start: torch.Tensor | None = None
-) -> torch.Tensor:
+def _mask(depths: torch.Tensor, sees: torch.Tensor, mask: torch.Tensor, start: torch.Tensor | None) -> torch.Tensor:
     """The mask `[B, 1, W, S]` of a tree, added or boolean as that of the chain is."""
     width, size = mask.shape[2:]
     rows = mask.gather(2, depths[:, None, :, None].expand(-1, -1, -1, size))

@@ -24,6 +24,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.stopping import KnownStops
+from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.tree_support import why_chain
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
@@ -70,12 +71,9 @@ class Round:
     @cached_property
     def path(self) -> list[int]:
         """Positions that the round keeps, from the anchor on: the target chose each of them at the one before."""
-        choices = self.choices.tolist()
-        path = [0]
-        for position, (parent, token) in enumerate(zip(self.parents.tolist(), self.proposals.tolist(), strict=True), 1):
-            if parent == path[-1] and token == choices[parent]:
-                path.append(position)
-        return path
+        count, path = Tree(self.proposals[None], self.parents[None]).accepted(self.choices[None])
+        assert path is not None  # because there are parents
+        return path[0, : int(count) + 1].tolist()
 
     @property
     def num_accepted(self) -> int:

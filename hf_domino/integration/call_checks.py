@@ -141,8 +141,8 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if cache is None or not _keeps_keys(target, cache):
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise refusal("the target's cache", "a DynamicCache", None, remedy)
-    is_prepared = not getattr(cache, "_is_user_defined", False)
-    if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
+    is_given = getattr(cache, "_is_user_defined", False)
+    if (isinstance(cache, StaticCache) and is_given) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
         raise refusal(CACHE, "a DynamicCache", type(cache).__name__, remedy)
     mask = model_kwargs.get("attention_mask")

@@ -82,7 +82,7 @@ def _wrap_decoding(original: Callable) -> Callable:
         assistant = kwargs.get("assistant_model")
         if assistant is None and (default := default_of(self)) is not None:
             return _assisted_call().decode_by_default(default, original, self, *args, **kwargs)
-        if assistant is None or _drafter_of(assistant) is None:
+        if _drafter_of(assistant) is None:
             return original(self, *args, **kwargs)
         return _assisted_call().decode(self, *args, **kwargs)
 

@@ -28,14 +28,12 @@ DATED = "date"  # may differ between the results of one run that was resumed
 
 def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
     """Return the fields that every result of a run carries, such as the commits of models from the Hub."""
+    assistant = None
     if options.assistant is not None:
         assistant = Path(options.assistant).name
-    else:
-        assistant = None
+    drafter_commit = None
     if pair.drafter is not None:
         drafter_commit = commit_of(pair.drafter)
-    else:
-        drafter_commit = None
     return {
         "methods": list(methods),
         **({"columns": list(options.columns)} if options.columns else {}),

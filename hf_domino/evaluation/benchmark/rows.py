@@ -83,11 +83,12 @@ def finished(path: Path, origin: Row, batches: Mapping[Any, Any], temperature: f
         mode = row.get("mode")
         prompt = row.get("prompt")
         batch = (mode, prompt)
-        expected = {name: value for name, value in origin.items() if name != DATED}
-        expected["sources"] = [source(each) for each in batches.get(batch, ())]
-        expected["temperature"] = temperature if mode == "sample" else 0.0
+        expected = origin | {
+            "sources": [source(each) for each in batches.get(batch, ())],
+            "temperature": temperature if mode == "sample" else 0.0,
+        }
         for name, value in expected.items():
-            if row.get(name) != value:
+            if name != DATED and row.get(name) != value:
                 if name == "sources":
                     name = f"sources of {mode} batch {prompt}"
                 there = f"as in {path}, {row.get(name)!r}"

@@ -20,7 +20,6 @@ from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.batch_support import why_one_sequence
 from hf_domino.decoding.static.fixed_caches import unfixable
-from hf_domino.decoding.stopping import KnownStops
 from hf_domino.integration.step_checks import (
     GROWING_ROPE_TYPES,
     check_adapters,
@@ -116,8 +115,7 @@ def check_prepared(
     num_proposals = drafter.config.num_draft_tokens
     check_inputs(target, input_ids, kwargs)
     check_adapters(target, batch_size)
-    max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
-    check_rope(target, num_proposals, input_ids, kwargs, config, max_length)
+    check_rope(target, num_proposals, input_ids, kwargs)
     _check_step_outputs(target, batch_size, config)
     if config.cache_implementation == "static":
         check_static(target, drafter, batch_size, kwargs[CACHE], config, kwargs.get("attention_mask"))

@@ -114,11 +114,11 @@ class DominoCandidateGenerator(CandidateGenerator):
             stops = KnownStops(frozenset(ends_of(generation_config)), generation_config.max_length)
             distribution = TokenDistribution(logits_processor or LogitsProcessorList(), stops)
         self.distribution = distribution.without_state()
+        self._do_sample = bool(generation_config.do_sample)
         self.policy = policy_for(
-            drafter, target_model, self.num_assistant_tokens, bool(generation_config.do_sample), self.executor.is_fixed
+            drafter, target_model, self.num_assistant_tokens, self._do_sample, self.executor.is_fixed
         )
         self.lookup = PromptLookup.of_call(generation_config, drafter.config)
-        self._do_sample = bool(generation_config.do_sample)
         self._session = self._new_session()
         # What Transformers' loop is told round by round.
         self._stats = DecodingStats.of_rows(self.num_assistant_tokens, 1)
@@ -264,16 +264,13 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._observe_outputs(input_ids, model_kwargs or {}, model_outputs, int(n_last_matches))
         self.lookup.read = lambda row, start: input_ids[row, start:].tolist()
         self._prefixes = Prefixes.of(input_ids)
-        limit = self.target.position_limit
-        if limit is None:
-            positions_left = None
-        else:
-            positions_left = limit - input_ids.shape[1]
+        positions_left = self.target.position_limit
+        if positions_left is not None:
+            positions_left -= input_ids.shape[1]
         self._plan = self.plan(self._prefixes, positions_left)
+        noise = None
         if self._do_sample:
             noise = self._upcoming_noise(self._plan, model_outputs.logits)
-        else:
-            noise = None
         self._proposals = self.propose(self._plan, self._prefixes, noise)
         tokens = self._proposals.tokens.to(input_ids.device)
         return torch.cat((input_ids, tokens), dim=1), None  # type: ignore[return-value]

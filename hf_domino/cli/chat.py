@@ -84,10 +84,10 @@ class Conversation:
     def answer(self, said: str, printer: RoundPrinter, arguments: dict[str, Any]) -> None:
         """Answer a message. After an interrupt, the part that was written stays in the conversation."""
         from hf_domino._common.cache_name import CACHE
-        from hf_domino.evaluation.benchmark.prompts import encode
+        from hf_domino.evaluation.benchmark.prompts import inputs_of
 
         self.messages.append({"role": "user", "content": said})
-        inputs = encode(self.pair.tokenizer, [prompt_of(self.pair, self.messages)]).to(self.pair.target.device)
+        inputs = inputs_of(self.pair, [prompt_of(self.pair, self.messages)])
         ids = inputs["input_ids"]
         cache = None
         if self._read is not None and ids[:, : self._read.shape[1]].equal(self._read):
@@ -105,8 +105,9 @@ class Conversation:
 
     def _answer_of(self, tokens: list[int]) -> str:
         """Return the text of an answer, with special tokens such as those of reasoning, but without its end."""
-        ends = self.pair.target.generation_config.eos_token_id
-        if tokens and tokens[-1] in (ends if isinstance(ends, list) else [ends]):
+        from hf_domino.configuration.from_target import ends_of
+
+        if tokens and tokens[-1] in ends_of(self.pair.target.generation_config):
             tokens = tokens[:-1]
         return self.pair.tokenizer.decode(tokens, skip_special_tokens=False)
 

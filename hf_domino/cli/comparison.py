@@ -10,7 +10,7 @@ from rich.rule import Rule
 
 from hf_domino._common.verdict import STOP, WAY_OUT, load_per_core, verdict, why_busy
 from hf_domino.cli.streaming import COLOUR_LEGEND, PLAIN_LEGEND, RoundPrinter, shows_colour
-from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.benchmark.prompts import inputs_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import Pair
 
@@ -49,27 +49,25 @@ def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, co
 
     Every run gets the same `arguments` of `generate` and the same `seed`. Without colours, a `|` ends each round.
     """
-    inputs = encode(pair.tokenizer, [prompt]).to(pair.target.device)
+    inputs = inputs_of(pair, [prompt])
     legend = COLOUR_LEGEND if shows_colour(console) else PLAIN_LEGEND
     # Plain `generate` would take this number for its own prompt lookup, which belongs to the drafter here.
     alone = arguments | {"prompt_lookup_num_tokens": None}
     arms = {"plain generate": alone, f"with the drafter: {legend}": arguments | {"assistant_model": pair.drafter}}
     text = prompt.get("text") or "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt["messages"])
     _print_under(console, f"prompt ({pair.name})", text)
-    seconds = []
-    outputs = []
     for is_timed in (False, True):
+        runs = []
         for title, arm in arms.items():
             streamer = None
             if not is_timed:  # streamed, which also warms up
                 _print_under(console, title)
                 streamer = RoundPrinter(pair.tokenizer, console, shows_rounds="assistant_model" in arm)
             torch.manual_seed(seed)
-            output, elapsed = generate_timed(pair.target, inputs, streamer=streamer, **arm)
-            outputs.append(output[0])
-            seconds.append(elapsed)
+            runs.append(generate_timed(pair.target, inputs, streamer=streamer, **arm))
+    (plain, plain_seconds), (assisted, assisted_seconds) = runs
     lengths = pair.drafter.stats.rows[0]
-    return Comparison(outputs[-2], outputs[-1], seconds[-2], seconds[-1], lengths, pair.target.dtype)
+    return Comparison(plain[0], assisted[0], plain_seconds, assisted_seconds, lengths, pair.target.dtype)
 
 
 def _print_under(console: Console, title: str, *text: str) -> None:

@@ -75,7 +75,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """Load the target into this process, with the tokens that end its texts and its identity."""
-    from hf_domino.data.writers import CHUNK, TargetWriter, ends_of
+    from hf_domino.configuration.from_target import ends_of
+    from hf_domino.data.writers import CHUNK, TargetWriter
     from hf_domino.pair import choose_dtype
     from hf_domino.target.identity import identify
     from hf_domino.target.loading import AutoTarget
@@ -92,7 +93,8 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
     """Connect to the server, with the tokens that end the target's texts and its identity."""
     from transformers import GenerationConfig
 
-    from hf_domino.data.writers import EndpointWriter, ends_of
+    from hf_domino.configuration.from_target import ends_of
+    from hf_domino.data.writers import EndpointWriter
     from hf_domino.target.identity import TargetIdentity
 
     try:

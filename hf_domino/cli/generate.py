@@ -60,11 +60,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
 
     from hf_domino.cli.streaming import RoundPrinter
-    from hf_domino.evaluation.benchmark.prompts import encode
+    from hf_domino.evaluation.benchmark.prompts import inputs_of
 
     printer = RoundPrinter(pair.tokenizer, console, options.rounds)
-    inputs = encode(pair.tokenizer, [asked]).to(pair.target.device)
-    pair.target.generate(**inputs, **arguments, assistant_model=pair.drafter, streamer=printer)
+    pair.target.generate(**inputs_of(pair, [asked]), **arguments, assistant_model=pair.drafter, streamer=printer)
     print(f"\n{pair.drafter.stats.summary}", file=sys.stderr)
     return 0
 

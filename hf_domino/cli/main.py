@@ -19,23 +19,21 @@ from hf_domino._common.whole_files import why_no_room
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 from hf_domino.cli.flags import respell
 
-# name -> (module, one line of help)
-COMMANDS = {
-    "generate": (
-        "hf_domino.cli.generate",
-        "Answer one prompt with a target and its drafter, or compare with the target alone.",
-    ),
-    "chat": ("hf_domino.cli.chat", "Chat with a target and its drafter, and see each round."),
-    "run": ("hf_domino.cli.run", "Start a program in which every generate of the target uses a drafter."),
-    "check": ("hf_domino.cli.check", "Check whether a drafter fits its target, and if it does not, why."),
-    "train": ("hf_domino.cli.train", "Train a drafter for a target, with a YAML file, flags or both."),
-    "data": ("hf_domino.cli.data", "Let a target write the training text of its drafter."),
-    "bench": ("hf_domino.cli.bench", "Measure how fast your model generates with each method."),
-    "find": ("hf_domino.cli.find", "List the drafters for a target on the Hub, and say which of them load."),
-    "push": ("hf_domino.cli.push", "Write a drafter's card, and publish its folder on the Hub."),
-    "export": ("hf_domino.cli.export", "Export a drafter for SGLang, vLLM and others."),
-    "env": ("hf_domino.cli.env", "Show versions and hardware, for a bug report."),
+# Name of a command, which is that of its module -> one line of help.
+SUMMARIES = {
+    "generate": "Answer one prompt with a target and its drafter, or compare with the target alone.",
+    "chat": "Chat with a target and its drafter, and see each round.",
+    "run": "Start a program in which every generate of the target uses a drafter.",
+    "check": "Check whether a drafter fits its target, and if it does not, why.",
+    "train": "Train a drafter for a target, with a YAML file, flags or both.",
+    "data": "Let a target write the training text of its drafter.",
+    "bench": "Measure how fast your model generates with each method.",
+    "find": "List the drafters for a target on the Hub, and say which of them load.",
+    "push": "Write a drafter's card, and publish its folder on the Hub.",
+    "export": "Export a drafter for SGLang, vLLM and others.",
+    "env": "Show versions and hardware, for a bug report.",
 }
+COMMANDS = {name: (f"hf_domino.cli.{name}", summary) for name, summary in SUMMARIES.items()}
 HELP = {"-h", "--help"}
 Commands = Mapping[str, tuple[str, str]]
 # Loggers whose warnings a user can do nothing about: they concern torchao's kernels for other machines, torchao's calls
@@ -107,7 +105,6 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescrip
     """Show defaults except those of switches, and show examples without reformatting them."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        is_silent = action.default is False or action.default in (None, [], (), argparse.SUPPRESS)
-        if is_silent:
+        if action.default is False or action.default in (None, [], ()):
             return action.help
         return super()._get_help_string(action)

@@ -14,7 +14,7 @@ from transformers import PreTrainedConfig
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of, refuse_fields_of_others
-from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, fields_from_target
+from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, ends_of, fields_from_target
 from hf_domino.configuration.method import MethodFacts
 from hf_domino.configuration.registry import METHODS, all_fields, default_of
 
@@ -344,7 +344,6 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         follows |= method.sizes_for(follows["hidden_size"])
         config = method(**(follows | dict(method.defaults) | overrides))
         mask = config.mask_token_id
-        ends = config.eos_token_id
-        if "mask_token_id" not in (*method.unread, *overrides) and mask in (ends if isinstance(ends, list) else [ends]):
+        if "mask_token_id" not in (*method.unread, *overrides) and mask in ends_of(config):
             notice(END_AS_MASK % (f"{mask}, {tokenizer.convert_ids_to_tokens(mask)!r}" if tokenizer else mask))
         return config

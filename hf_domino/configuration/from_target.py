@@ -93,6 +93,16 @@ def rank_for(hidden_size: int) -> int:
     return max(16, min(256, hidden_size // 4))
 
 
+def ends_of(config: Any) -> tuple[int, ...]:
+    """The token ids that end a text by a configuration, one of generation too, which may name none."""
+    ends = config.eos_token_id
+    if ends is None:
+        return ()
+    if isinstance(ends, (list, tuple)):
+        return tuple(ends)
+    return (int(ends),)
+
+
 def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[str, Any]:
     """Derive the shared fields of a drafter's configuration that follow the target.
 

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino.configuration.from_target import ends_of
 from hf_domino.target.view import input_device
 
 # These values switch off any truncation that a target's generation configuration asks for.
@@ -121,16 +122,6 @@ class TargetWriter:
                 inputs = {"input_ids": output.sequences[index], "attention_mask": mask, CACHE: cache}
             sequences = [sequences[place] for place in stay]
         return [cut_at_end(ids, ends) for ids in texts]
-
-
-def ends_of(generation_config: Any) -> tuple[int, ...]:
-    """Return the token ids that end a text according to a generation configuration, which may name none."""
-    ends = generation_config.eos_token_id
-    if ends is None:
-        return ()
-    if isinstance(ends, (list, tuple)):
-        return tuple(ends)
-    return (ends,)
 
 
 def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:

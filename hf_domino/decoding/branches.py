@@ -22,6 +22,7 @@ from hf_domino.decoding.candidates import CandidatePool, pool_size
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution, choose
+from hf_domino.decoding.tree import along
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.interface import Branches
 from hf_domino.target.view import TargetModel
@@ -59,10 +60,7 @@ class DraftBranches(ABC):
         num_depths: int | None = None,
         is_tree: bool = False,
     ):
-        if num_depths is None:
-            self.num_depths = hidden.shape[1]
-        else:
-            self.num_depths = num_depths
+        self.num_depths = num_depths or hidden.shape[1]
         self._drafter = drafter
         self._target = target
         self._hidden = hidden[:, : self.num_depths]
@@ -78,11 +76,7 @@ class DraftBranches(ABC):
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
         """Go on with branches behind these `[B, L']`, each by a token `[B, L']`; without these behind the only one."""
-        if branches is None:
-            texts = self.texts
-        else:
-            texts = _taken(self.texts, branches)
-        self.texts = torch.cat((texts, tokens[..., None]), dim=2)
+        self.texts = torch.cat((along(branches, self.texts), tokens[..., None]), dim=2)
 
     def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Chances `[B, L, M]` that candidates win under their noise, none where all are forbidden; and their ids."""
@@ -141,21 +135,21 @@ class CorrectedBranches(DraftBranches):
         if self.distribution.needs_prefix or not (self._head is None or self._head.num_passes):
             return super().chain()
         noise = self._noise
-        if self._head is None:
-            return self._likeliest(self._logits, noise, self._all_ids.expand_as(self._logits))
-        self._begin()
         token_ids = self._all_ids
+        if self._head is None:
+            return self._likeliest(self._logits, noise, token_ids)
+        self._begin()
         if self._pool is not None:
             token_ids = self._pool.token_ids
             noise = None if noise is None else noise.gather(2, self._pool.columns)
-        tokens = self._likeliest(self._logits, noise, token_ids.expand_as(self._logits))
+        tokens = self._likeliest(self._logits, noise, token_ids)
         for _ in range(self._head.num_passes or 0):
-            tokens = self._likeliest(self._corrected_behind(tokens), noise, token_ids.expand_as(self._logits))
+            tokens = self._likeliest(self._corrected_behind(tokens), noise, token_ids)
         return tokens
 
     def _likeliest(self, logits: torch.Tensor, noise: torch.Tensor | None, token_ids: torch.Tensor) -> torch.Tensor:
         """The tokens `[B, C]` of all depths by their logits `[B, C, M]`."""
-        return self._chosen(self.distribution.scores(self.prefixes, logits), noise, token_ids)
+        return self._chosen(self.distribution.scores(self.prefixes, logits), noise, token_ids.expand_as(logits))
 
     def _corrected_behind(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits `[B, C, M]` of all depths behind tokens `[B, C]` that were chosen for them."""
@@ -176,17 +170,18 @@ class CorrectedBranches(DraftBranches):
             self._begin()
         low_rank = self._parts[:, depth] + head.project_state(self._states[:, 0])
         pool = self._pool
-        if self._noise is None:
-            noise = None
-        else:
-            noise = self._noise[:, depth]
+        noise = self._noise
+        temperature = None
+        if noise is not None:
+            noise = noise[:, depth]
+            temperature = self.distribution.temperature
         column = correct_and_choose(
             self._logits[:, depth],
             low_rank,
             head.up.weight,
             None if pool is None else pool.columns[:, depth],
             noise=noise,
-            temperature=None if noise is None else self.distribution.temperature,
+            temperature=temperature,
         )
         return self.distribution.vocabulary.ids(column)[:, None]
 
@@ -196,10 +191,9 @@ class CorrectedBranches(DraftBranches):
             self._begin()
         logits = self._corrected(depth)
         pool = self._pool
-        if self._noise is None:
-            noise = None
-        else:
-            noise = self._noise[:, depth, None]
+        noise = self._noise
+        if noise is not None:
+            noise = noise[:, depth, None]
         if pool is None:
             token_ids = self._all_ids.expand(len(logits), 1, -1)
             return self.distribution.scores(self.prefixes, logits, self._seen), noise, token_ids
@@ -246,32 +240,23 @@ class CorrectedBranches(DraftBranches):
                 logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
             else:
                 activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
-                if self._rows is None:
-                    rows = None
-                else:
-                    rows = self._rows[:, depth]
+                rows = self._rows
+                if rows is not None:
+                    rows = rows[:, depth]
                 logits = head.correct(self._target, logits, activated, rows)
-        num_branches = self.texts.shape[1]
-        if num_branches == 1:
-            return logits
-        return logits.expand(-1, num_branches, -1)
+        return logits.expand(-1, self.texts.shape[1], -1)
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
         """Go on with branches, and let the correction head read their new tokens."""
         super().advance(tokens, branches)
         if self._head is None:
             return
-        if branches is not None:
-            branches = branches.to(self._states.device)
         if self._is_fused and branches is not None:
             gru = self._head.gru
             products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
-            self._states = advance_lanes(products, self._states, branches, gru.weight_hh_l0)
+            self._states = advance_lanes(products, self._states, branches.to(self._states.device), gru.weight_hh_l0)
         else:
-            states = self._states
-            if branches is not None:
-                states = _taken(states, branches)
-            self._states = self._read(tokens, states)
+            self._states = self._read(tokens, along(branches, self._states))
 
     def _read(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         """Read the tokens `[B, L]` that the texts of branches end with, behind states before these `[B, L, G]`."""
@@ -316,11 +301,6 @@ class SteppingBranches(DraftBranches):
         )
         scores, noise, token_ids = alone.candidates(0)
         return scores.view(shape), None if noise is None else noise.view(shape), token_ids.view(shape)
-
-
-def _taken(values: torch.Tensor, branches: torch.Tensor) -> torch.Tensor:
-    """Of values `[B, L, ...]` those of some branches `[B, L']`."""
-    return values.gather(1, branches[..., None].expand(-1, -1, values.shape[2]))
 
 
 def fits_kernels(

@@ -20,6 +20,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
+from hf_domino.configuration.from_target import ends_of
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.policy import most_proposals, policy_for
@@ -35,7 +36,7 @@ from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache
 from hf_domino.statistics.stats import DecodingStats, record_stats
-from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
+from hf_domino.target.compatibility import fitting_drafter
 from hf_domino.target.view import TargetModel
 
 ONE_SEQUENCE = [0]
@@ -102,7 +103,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         distribution: TokenDistribution | None = None,
         executor: Executor | None = None,
     ):
-        drafter = _fitting(assistant_model, target_model)
+        drafter: DominoDraftModel = fitting_drafter(assistant_model, target_model, "assistant_model")
         self.assistant_model = drafter
         self.target = TargetModel(target_model, drafter.config.layer_ids(target_model.config))
         self.num_assistant_tokens = most_proposals(drafter, target_model, generation_config)
@@ -110,13 +111,14 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)
         self.executor = executor or Executor()
         if distribution is None:
-            distribution = TokenDistribution(logits_processor or LogitsProcessorList(), _stops_of(generation_config))
+            stops = KnownStops(frozenset(ends_of(generation_config)), generation_config.max_length)
+            distribution = TokenDistribution(logits_processor or LogitsProcessorList(), stops)
         self.distribution = distribution.without_state()
+        self._do_sample = bool(generation_config.do_sample)
         self.policy = policy_for(
-            drafter, target_model, self.num_assistant_tokens, bool(generation_config.do_sample), self.executor.is_fixed
+            drafter, target_model, self.num_assistant_tokens, self._do_sample, self.executor.is_fixed
         )
         self.lookup = PromptLookup.of_call(generation_config, drafter.config)
-        self._do_sample = bool(generation_config.do_sample)
         self._session = self._new_session()
         # What Transformers' loop is told round by round.
         self._stats = DecodingStats.of_rows(self.num_assistant_tokens, 1)
@@ -262,16 +264,13 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._observe_outputs(input_ids, model_kwargs or {}, model_outputs, int(n_last_matches))
         self.lookup.read = lambda row, start: input_ids[row, start:].tolist()
         self._prefixes = Prefixes.of(input_ids)
-        limit = self.target.position_limit
-        if limit is None:
-            positions_left = None
-        else:
-            positions_left = limit - input_ids.shape[1]
+        positions_left = self.target.position_limit
+        if positions_left is not None:
+            positions_left -= input_ids.shape[1]
         self._plan = self.plan(self._prefixes, positions_left)
+        noise = None
         if self._do_sample:
             noise = self._upcoming_noise(self._plan, model_outputs.logits)
-        else:
-            noise = None
         self._proposals = self.propose(self._plan, self._prefixes, noise)
         tokens = self._proposals.tokens.to(input_ids.device)
         return torch.cat((input_ids, tokens), dim=1), None  # type: ignore[return-value]
@@ -328,22 +327,3 @@ class DominoCandidateGenerator(CandidateGenerator):
         width = self._proposals.num_nodes + 1
         self.learn(self._prefixes, self._proposals, outputs.logits[:, -width:])
         self.observe_block(captured, [num_matches + 1])
-
-
-def _fitting(assistant_model: Any, target_model: PreTrainedModel) -> DominoDraftModel:
-    """The drafter that `assistant_model` is, once it fits the target."""
-    drafter = drafter_of(assistant_model)
-    if drafter is None:
-        remedy = "Load it with DominoDraftModel.from_pretrained."
-        raise refusal("assistant_model", "a DominoDraftModel", type(assistant_model).__name__, remedy)
-    check_drafter(drafter)
-    check_target(drafter.config, target_model)
-    return drafter
-
-
-def _stops_of(config: GenerationConfig) -> KnownStops:
-    """Where the texts of a call end by its configuration alone."""
-    ends = config.eos_token_id or []
-    if config.eos_token_id is not None and not isinstance(config.eos_token_id, list):
-        ends = [int(config.eos_token_id)]
-    return KnownStops(frozenset(ends), config.max_length)

@@ -98,7 +98,7 @@ class Costs:
     """
 
     def __init__(self, arms: Sequence[Arm], like: Costs | None = None):
-        self._places = {arm: place for place, arm in enumerate(arms, start=1)}
+        self._places = {arm: place for place, arm in enumerate(arms, start=1)}  # of their states
         count = len(arms) + 1
         self._means: list[float] = [0.0] * count if like is None else [0.0, *like._means[1:]]
         self.num_readings = dict.fromkeys((STEP, *arms), 0)
@@ -131,15 +131,16 @@ class Costs:
     def observe(self, arm: Arm, num_proposals: int, seconds: float) -> None:
         """Learn from a round's wall time."""
         covariance = self._covariance
-        place = self._places.get(arm)
+        places = [0]
+        if arm is not STEP:
+            places.append(self._places[arm])
         self.num_readings[arm] += 1
         covariance[0][0] += PACE_DRIFT**2
         for each in self._places.values():
             covariance[each][each] += COST_DRIFT**2
-        seen = [row[0] + (0.0 if place is None else row[place]) for row in covariance]
-        known = seen[0] + (0.0 if place is None else seen[place])
-        expected = self._means[0] + (0.0 if place is None else self._means[place])
-        total = known + NOISE**2
+        seen = [sum(row[place] for place in places) for row in covariance]
+        expected = sum(self._means[place] for place in places)
+        total = sum(seen[place] for place in places) + NOISE**2
         innovation = math.log(max(seconds, 1e-9) / self.nominal(arm, num_proposals)) - expected
         bound = SURPRISE * math.sqrt(total)
         surprises = abs(innovation) > bound

@@ -48,9 +48,11 @@ class _Estimates:
     """What is known about batches of one size.
 
     Args:
+        acceptance_of (`Callable`): Gives what is known of the proposals of an arm, in batches of any size.
         costs ([`Costs`]): Of the arms.
     """
 
+    acceptance_of: Callable[[Arm], Acceptance]
     costs: Costs
     pause: Pause | None = None  # the one that drafting is in
     num_drafted: int = 0  # rounds
@@ -72,6 +74,41 @@ class _Estimates:
         emitted = zip(outcome.rows, outcome.num_emitted, strict=True)
         self.emitted = {row: self.emitted.get(row, 0) + count for row, count in emitted}
 
+    def value(self, arm: Arm, lift: float = 0.0) -> float:
+        """Tokens in the time of a plain decode step."""
+        tokens = self.acceptance_of(arm).tokens(arm.length, lift)
+        if arm is not STEP:
+            tokens = max(tokens * self.slowest, 1.0)
+        return tokens / self.costs.of(arm, arm.width)
+
+    def hoped(self, arm: Arm) -> float:
+        """Its value if tokens and time are one standard error better than measured."""
+        return self.value(arm, 1.0) * math.exp(self.costs.standard_error(arm))
+
+    def pays(self, arm: Arm) -> bool:
+        """Whether an arm is expected to emit more than plain decode steps, or may do so and there is budget for it."""
+        if self.budget <= 0:
+            return self.value(arm) > 1
+        return self.hoped(arm) > 1
+
+    def pause_before(self, best: Arm) -> Pause:
+        """The pause of drafting that is due because the best arm does not pay."""
+        readings = self.costs.num_readings
+        num_timed = 0
+        if readings[STEP]:
+            num_timed = sum(count for arm, count in readings.items() if arm.is_drafted)
+        tokens = self.acceptance_of(best).tokens(best.length)
+        return Pause(tokens * self.slowest, self.costs.of(best, best.width), num_timed)
+
+    def wants_step(self, favourite: Arm) -> bool:
+        """Whether to make a plain decode step to measure its time: once at first, then often while it is uncertain."""
+        ahead = math.log(self.value(favourite))
+        error = self.costs.standard_error(favourite)
+        num_readings = self.costs.num_readings[STEP]
+        # A time that was read once or twice may be the machine's hiccup.
+        is_sure = num_readings > 0 and ahead > error + PRIOR_ERROR / num_readings
+        return self.rounds_since_step >= (1 if ahead < 0 else LONG_GAP if is_sure else GAP)
+
 
 class Policy:
     """Chooses the arm of every round.
@@ -87,11 +124,10 @@ class Policy:
         self._is_optional = isinstance(tree_size, str)
         size = ADAPTIVE_SIZE if isinstance(tree_size, str) else tree_size
         self._whole = Arm(most)
-        if is_full:
-            self._chains = [self._whole]
-        else:
+        self._chains = [self._whole]
+        if not is_full:
             self._chains = [*(Arm(n) for n in SHORT_CHAINS if n < most), self._whole]
-        self._tree = None if size is None else Arm(most, size)
+        self._trees = [] if size is None else [Arm(most, size)]
         self._acceptance = Acceptance(most)
         self._branching = Acceptance(most, self._acceptance.rates if self._is_optional else None)
         self._known: dict[int, _Estimates] = {}
@@ -109,7 +145,7 @@ class Policy:
     def price(self, num_rows: int) -> float:
         """Tokens per row that the time of one more proposal is worth."""
         known = self._estimates_of(num_rows)
-        return NOMINAL_PROPOSAL * max(self._value(known, self._whole), 1.0)
+        return NOMINAL_PROPOSAL * max(known.value(self._whole), 1.0)
 
     def plan(self, num_rows: int, room: int, offer: Offer | None = None, may_branch: Callable[[], bool] = bool) -> Plan:
         """Choose what the next round proposes.
@@ -123,16 +159,16 @@ class Policy:
         if not room:
             return Plan(STEP, 0)
         known = self._estimates_of(num_rows)
-        best = self._best(known, self._drafting(known, may_branch))
-        if not self._is_full and not self._pays(known, best):
-            known.pause = known.pause or self._pause(known, best)
+        best = max(self._drafting(known, may_branch), key=known.hoped)
+        if not self._is_full and not known.pays(best):
+            known.pause = known.pause or known.pause_before(best)
             favourite = STEP
         else:
             favourite = best
             known.pause = None
-            if not self._is_full and self._wants_step(known, best):
+            if not self._is_full and known.wants_step(best):
                 return Plan(STEP, 0, is_comparison=True)
-        if offer is not None and offer.expected > self._value(known, favourite) * known.costs.of(LOOKUP, offer.length):
+        if offer is not None and offer.expected > known.value(favourite) * known.costs.of(LOOKUP, offer.length):
             return Plan(LOOKUP, offer.length, offer)
         return Plan(
             favourite,
@@ -145,24 +181,18 @@ class Policy:
         """Learn from a round and its wall time."""
         arm = outcome.plan.arm
         known = self._estimates_of(len(outcome.rows))
+        num_proposals = arm.width
         if arm.is_lookup:
             num_proposals = outcome.num_proposed
-        else:
-            num_proposals = self._width(arm)
-        if arm is not STEP:
-            known.rounds_since_step = known.rounds_since_step + 1
-        else:
+        known.rounds_since_step += 1
+        if arm is STEP:
             known.rounds_since_step = 0
-        is_trusted = self._value(known, arm) > 1
-        for acceptance in (self._acceptance, self._branching) if self._tree else (self._acceptance,):
-            acceptance.forget()
+        is_trusted = known.value(arm) > 1
+        self._acceptance.forget()
+        self._branching.forget()
         if arm.is_drafted:
-            if arm.tree_size is None:
-                acceptance = self._acceptance
-            else:
-                acceptance = self._branching
             for count in outcome.num_emitted:
-                acceptance.observe(range(outcome.plan.length), count - 1)
+                self._acceptance_of(arm).observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
         if not self._is_full and is_typical:
             known.costs.observe(arm, num_proposals, seconds)
@@ -171,73 +201,33 @@ class Policy:
         if arm.is_drafted:
             self._is_first = False
             known.count(outcome)
-            known.num_drafted = known.num_drafted + 1
+            known.num_drafted += 1
+            budget = known.budget + outcome.tokens * known.slowest - cost
             # A round that was expected to pay takes nothing from the budget, which is for trials.
             if is_trusted:
-                least = min(known.budget, 0.0)
-            else:
-                least = -math.inf
-            known.budget = min(max(known.budget + outcome.tokens * known.slowest - cost, least), known.most_budget)
-
-    def _wants_step(self, known: _Estimates, favourite: Arm) -> bool:
-        """Whether to make a plain decode step to measure its time: once at first, then often while it is uncertain."""
-        ahead = math.log(self._value(known, favourite))
-        error = known.costs.standard_error(favourite)
-        num_readings = known.costs.num_readings[STEP]
-        # A time that was read once or twice may be the machine's hiccup.
-        is_sure = num_readings > 0 and ahead > error + PRIOR_ERROR / num_readings
-        return known.rounds_since_step >= (1 if ahead < 0 else LONG_GAP if is_sure else GAP)
-
-    def _pays(self, known: _Estimates, arm: Arm) -> bool:
-        """Whether an arm is expected to emit more than plain decode steps, or may do so and there is budget for it."""
-        if known.budget <= 0:
-            return self._value(known, arm) > 1
-        return self._value(known, arm, 1.0) * math.exp(known.costs.standard_error(arm)) > 1
-
-    def _pause(self, known: _Estimates, best: Arm) -> Pause:
-        """Why drafting pauses."""
-        readings = known.costs.num_readings
-        if readings[STEP]:
-            num_timed = sum(count for arm, count in readings.items() if arm.is_drafted)
-        else:
-            num_timed = 0
-        return Pause(self._tokens(best) * known.slowest, known.costs.of(best, self._width(best)), num_timed)
+                budget = max(budget, min(known.budget, 0.0))
+            known.budget = min(budget, known.most_budget)
 
     def _drafting(self, known: _Estimates, may_branch: Callable[[], bool]) -> list[Arm]:
         """Arms that draft."""
-        if self._tree is None or (self._is_optional and known.num_drafted < CHAINS_FIRST) or not may_branch():
+        if not self._trees or (self._is_optional and known.num_drafted < CHAINS_FIRST) or not may_branch():
             return self._chains
         if self._is_optional:
-            return [*self._chains, self._tree]
-        return [self._tree]
+            return self._chains + self._trees
+        return self._trees
 
-    def _best(self, known: _Estimates, arms: list[Arm]) -> Arm:
-        """The best of some arms, each taken one standard error better than measured."""
-        return max(arms, key=lambda arm: self._value(known, arm, 1.0) * math.exp(known.costs.standard_error(arm)))
-
-    def _value(self, known: _Estimates, arm: Arm, lift: float = 0.0) -> float:
-        """Tokens in the time of a plain decode step."""
-        tokens = self._tokens(arm, lift)
-        if arm is not STEP:
-            tokens = max(tokens * known.slowest, 1.0)
-        return tokens / known.costs.of(arm, self._width(arm))
-
-    def _tokens(self, arm: Arm, lift: float = 0.0) -> float:
-        return (self._acceptance if arm.tree_size is None else self._branching).tokens(arm.length, lift)
-
-    @staticmethod
-    def _width(arm: Arm) -> int:
-        """Proposals that are verified."""
-        return arm.tree_size or arm.length
+    def _acceptance_of(self, arm: Arm) -> Acceptance:
+        """What is known of the proposals of an arm."""
+        if arm.tree_size is None:
+            return self._acceptance
+        return self._branching
 
     def _estimates_of(self, num_rows: int) -> _Estimates:
         if num_rows not in self._known:
+            like = None
             if self._known:
                 like = next(reversed(self._known.values())).costs
-            else:
-                like = None
-            arms = [*self._chains, *([self._tree] if self._tree else []), LOOKUP]
-            self._known[num_rows] = _Estimates(Costs(arms, like))
+            self._known[num_rows] = _Estimates(self._acceptance_of, Costs([*self._chains, *self._trees, LOOKUP], like))
         return self._known[num_rows]
 
 
@@ -278,10 +268,9 @@ def policy_for(
     config = drafter.config
     config.check()  # a field may have been set since
     is_full = config.draft_length == "full"
+    size = config.draft_tree_size
     if is_static or is_full:
         size = config.fixed_tree_size
-    else:
-        size = config.draft_tree_size
     if is_full:
         return Policy(most, size, is_full=True)
     if not hasattr(_learnt, "by_drafter"):

@@ -25,6 +25,11 @@ class Arm:
         """Whether the drafter makes the proposals."""
         return self.length > 0 and not self.is_lookup
 
+    @property
+    def width(self) -> int:
+        """Most proposals that are verified."""
+        return self.tree_size or self.length
+
 
 STEP = Arm(0)
 

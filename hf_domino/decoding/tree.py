@@ -69,10 +69,10 @@ class Tree:
     @cached_property
     def depths(self) -> torch.Tensor:
         """Tokens behind the anchor at each position, itself included, `[B, W]`."""
+        positions = torch.arange(self.num_nodes + 1, device=self.tokens.device)
         if self.parents is None:
-            return torch.arange(self.num_nodes + 1, device=self.tokens.device).expand(len(self.tokens), -1)
-        is_node = torch.arange(self.num_nodes + 1, device=self.tokens.device) > 0
-        return (self._jumps > 0).sum(dim=2) + is_node
+            return positions.expand(len(self.tokens), -1)
+        return (self._jumps > 0).sum(dim=2) + (positions > 0)
 
     @cached_property
     def sees(self) -> torch.Tensor:
@@ -107,8 +107,7 @@ class Tree:
             noise = noise[:, : scores.shape[1]]
         else:
             noise = noise[torch.arange(len(scores), device=scores.device)[:, None], self.depths]
-        values, tokens = sample(scores, noise)
-        return values, tokens
+        return sample(scores, noise)
 
     def branches(self) -> dict[tuple[int, int], int]:
         """The position of each node of the first row, by its parent's position and by its token."""
@@ -183,9 +182,7 @@ def tree_inputs(
     return inputs | {"attention_mask": masks, "position_ids": inputs["position_ids"][..., :1] + depths}
 
 
-def _mask(
-    depths: torch.Tensor, sees: torch.Tensor, mask: torch.Tensor, start: torch.Tensor | None = None
-) -> torch.Tensor:
+def _mask(depths: torch.Tensor, sees: torch.Tensor, mask: torch.Tensor, start: torch.Tensor | None) -> torch.Tensor:
     """The mask `[B, 1, W, S]` of a tree, added or boolean as that of the chain is."""
     width, size = mask.shape[2:]
     rows = mask.gather(2, depths[:, None, :, None].expand(-1, -1, -1, size))

@@ -29,7 +29,7 @@ from hf_domino.decoding.tree_support import why_chain
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.compatibility import check_drafter, check_target, drafter_of
+from hf_domino.target.compatibility import fitting_drafter
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.acceptance import chosen_logits
 
@@ -71,12 +71,9 @@ class Round:
     @cached_property
     def path(self) -> list[int]:
         """Positions that the round keeps, from the anchor on: the target chose each of them at the one before."""
-        choices = self.choices.tolist()
-        path = [0]
-        for position, (parent, token) in enumerate(zip(self.parents.tolist(), self.proposals.tolist(), strict=True), 1):
-            if parent == path[-1] and token == choices[parent]:
-                path.append(position)
-        return path
+        count, path = Tree(self.proposals[None], self.parents[None]).accepted(self.choices[None])
+        assert path is not None  # because there are parents
+        return path[0, : int(count) + 1].tolist()
 
     @property
     def num_accepted(self) -> int:
@@ -151,9 +148,7 @@ def explain_round(
 
     ```
     """
-    drafter = drafter_of(drafter) or drafter
-    check_drafter(drafter)
-    check_target(drafter.config, target)
+    drafter = fitting_drafter(drafter, target, "drafter")
     if input_ids.dim() != 2 or len(input_ids) != 1 or input_ids.shape[1] < 2:
         remedy = "Give one text and the token that its block starts from."
         raise refusal("the shape of input_ids", "[1, T] with T at least 2", list(input_ids.shape), remedy)
@@ -200,14 +195,13 @@ def _explain(
         parents = tree.parents[0].cpu()
     behind = Prefixes(seen.ids[parents], [seen.lengths[parent] for parent in parents], [0] * tree.num_nodes)
     draft_distribution = session.distribution.over(drafter.vocabulary)
-    base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, tree, seen)
-    read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]
     depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
+    base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, depths, seen)
+    read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]
     confidences = drafter.confidence(draft_hidden[0, depths], read)
-    if tree.chances is not None:
-        chances = tree.chances[0].cpu()
-    else:
-        chances = None
+    chances = tree.chances
+    if chances is not None:
+        chances = chances[0].cpu()
     if confidences is not None:
         confidences = confidences.cpu()
     return Round(
@@ -227,11 +221,10 @@ def _draft_logits(
     target: TargetModel,
     draft_hidden: torch.Tensor,
     prefixes: Prefixes,
-    tree: Tree,
+    depths: torch.Tensor,
     seen: Prefixes,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Base logits and corrected ones of each node, `[N, D]`, with the tokens before it on its path read."""
-    depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
+    """Base logits and corrected ones of the nodes at these depths, `[N, D]`, with the tokens on their paths read."""
     states = None
     head = drafter.head
     if head is not None:

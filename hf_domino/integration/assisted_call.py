@@ -28,7 +28,7 @@ from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, ch
 from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.compatibility import check_drafter, check_target, drafter_of, unwrapped
+from hf_domino.target.compatibility import check_target, fitting_drafter, unwrapped
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
 
@@ -101,16 +101,10 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
         remedy = "Pass the model itself, such as pipeline.model."
         raise refusal("the target", "a model that generates", type(target).__name__, remedy)
     if isinstance(drafter, (str, os.PathLike)):
-        found = named(target, drafter)
-    else:
-        found = drafter_of(drafter)
-    if found is None:
-        remedy = "Load it with DominoDraftModel.from_pretrained."
-        raise refusal("the default drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
-    check_drafter(found)
-    check_target(found.config, target)
-    recognise(found.config, target)
-    return target, found
+        drafter = named(target, drafter)
+    drafter = fitting_drafter(drafter, target, "the default drafter")
+    recognise(drafter.config, target)
+    return target, drafter
 
 
 def meet(target: PreTrainedModel, name: str) -> None:
@@ -168,14 +162,11 @@ def check_names(model: Any, drafter: str | os.PathLike) -> None:
         check_is_target(os.fspath(model), "model")
 
 
-def pipeline_drafter(
-    target: PreTrainedModel, assistant: Any, download: Mapping[str, Any] | None = None
-) -> DominoDraftModel | None:
+def pipeline_drafter(target: PreTrainedModel, assistant: Any, **download: Any) -> DominoDraftModel | None:
     """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model."""
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
-        download = dict(download or {})
         check_source(os.fspath(assistant), "assistant_model", **download)
         found = format_of(stored_config(assistant, download))
         if found in (None, MUSE_GLIMMER):  # which Transformers runs itself
@@ -186,15 +177,14 @@ def pipeline_drafter(
     return assistant
 
 
-def named(target: PreTrainedModel, name: Any, download: Mapping[str, Any] | None = None) -> DominoDraftModel:
+def named(target: PreTrainedModel, name: Any, **download: Any) -> DominoDraftModel:
     """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes."""
     loaded = _named.setdefault(target, {})
-    download = dict(download or {})
     files = [Path(name).absolute() / file for file in (CONFIG, ADAPTER_CONFIG)]
     saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file()) or os.fspath(name)
     key = (saved, target.dtype, input_device(target), download.get("revision"), download.get("subfolder"))
     if key not in loaded:
-        found = pipeline_drafter(target, name, download)
+        found = pipeline_drafter(target, name, **download)
         if found is None:
             remedy = "A model of another kind must be loaded first."
             raise refusal("the name of a drafter", "that of a folder or on the Hub", os.fspath(name), remedy)

@@ -20,13 +20,13 @@ from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.batch_support import why_one_sequence
 from hf_domino.decoding.static.fixed_caches import unfixable
-from hf_domino.decoding.stopping import KnownStops
 from hf_domino.integration.step_checks import (
     GROWING_ROPE_TYPES,
     check_adapters,
     check_rope,
     check_steps,
     num_given,
+    ropes_of,
 )
 from hf_domino.target.compatibility import check_drafter, check_rows, check_target
 
@@ -115,8 +115,7 @@ def check_prepared(
     num_proposals = drafter.config.num_draft_tokens
     check_inputs(target, input_ids, kwargs)
     check_adapters(target, batch_size)
-    max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
-    check_rope(target, num_proposals, input_ids, kwargs, config, max_length)
+    check_rope(target, num_proposals, input_ids, kwargs)
     _check_step_outputs(target, batch_size, config)
     if config.cache_implementation == "static":
         check_static(target, drafter, batch_size, kwargs[CACHE], config, kwargs.get("attention_mask"))
@@ -140,8 +139,8 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
     if cache is None or not _keeps_keys(target, cache):
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise refusal("the target's cache", "a DynamicCache", None, remedy)
-    is_prepared = not getattr(cache, "_is_user_defined", False)
-    if (isinstance(cache, StaticCache) and not is_prepared) or not hasattr(cache, "layers"):
+    is_given = getattr(cache, "_is_user_defined", False)
+    if (isinstance(cache, StaticCache) and is_given) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
         raise refusal(CACHE, "a DynamicCache", type(cache).__name__, remedy)
     mask = model_kwargs.get("attention_mask")
@@ -224,8 +223,7 @@ def check_static(
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
     text = target.config.get_text_config(decoder=True)
-    rope = getattr(text, "rope_parameters", None) or {}
-    kinds = {part.get("rope_type") for part in (rope, *rope.values()) if isinstance(part, dict)}
+    kinds = {rope.get("rope_type") for rope in ropes_of(target)}
     if text.model_type in READS_CACHE_LENGTH:
         expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
         raise refusal(f"the target's model_type {static}", expected, text.model_type, remedy)

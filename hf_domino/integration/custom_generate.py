@@ -30,7 +30,7 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
     commit = Path(__file__).parents[1].name  # of the Hub: weights are of the same as this code
     if drafter is None and not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
         download["revision"] = commit
-    loaded = named(model, name, download)
+    loaded = named(model, name, **download)
     if kwargs.get("assistant_model") is not None:
         remedy = f"The drafter is {name}; leave assistant_model out."
         raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
@@ -39,9 +39,8 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
     # These do not reach a decoding method of one's own
     streamer = kwargs.get("streamer")
     tokenizer = kwargs.get("tokenizer")
-    if tokenizer is None:
-        prepares = model
-    else:
+    prepares = model
+    if tokenizer is not None:
         prepares = _with_tokenizer(model, tokenizer)
 
     def decoding_method(_: PreTrainedModel, input_ids: torch.Tensor, **call: Any) -> Any:

@@ -14,7 +14,7 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -45,15 +45,11 @@ def _is_name(assistant: Any) -> bool:
     return isinstance(assistant, (str, os.PathLike))
 
 
-def _wrapper_of(original: Callable) -> Callable[[Callable], Callable]:
-    """Like `functools.wraps`, which keeps the signature `generate` inspects, and remembers the original."""
-
-    def decorate(wrapper: Callable) -> Callable:
-        wrapper = functools.wraps(original)(wrapper)
-        setattr(wrapper, _MARK, (wrapper, original))
-        return wrapper
-
-    return decorate
+def _wrapped(original: Callable, wrap: Callable[[Callable], Callable]) -> Callable:
+    """Wrap a function, with the signature that `generate` inspects, and remember the original."""
+    wrapper = functools.wraps(original)(wrap(original))
+    setattr(wrapper, _MARK, (wrapper, original))
+    return wrapper
 
 
 def _original_of(function: Callable | None) -> Callable | None:
@@ -63,7 +59,6 @@ def _original_of(function: Callable | None) -> Callable | None:
 
 
 def _wrap_validation(original: Callable) -> Callable:
-    @_wrapper_of(original)
     def validate(self, generation_mode, generation_config, generation_mode_kwargs):
         assistant = generation_mode_kwargs.get("assistant_model")
         if _is_name(assistant):
@@ -83,28 +78,22 @@ def _wrap_validation(original: Callable) -> Callable:
 
 
 def _wrap_decoding(original: Callable) -> Callable:
-    @_wrapper_of(original)
     def decoding(self, *args, **kwargs):
-        if (assistant := kwargs.get("assistant_model")) is not None:
-            if _drafter_of(assistant) is None:
-                decode = original
-            else:
-                decode = _assisted_call().decode
-            return decode(self, *args, **kwargs)
-        if (default := default_of(self)) is None:
+        assistant = kwargs.get("assistant_model")
+        if assistant is None and (default := default_of(self)) is not None:
+            return _assisted_call().decode_by_default(default, original, self, *args, **kwargs)
+        if _drafter_of(assistant) is None:
             return original(self, *args, **kwargs)
-        return _assisted_call().decode_by_default(default, original, self, *args, **kwargs)
+        return _assisted_call().decode(self, *args, **kwargs)
 
     return decoding
 
 
 def _wrap_pipeline_loading(original: Callable) -> Callable:
-    @_wrapper_of(original)
     def load_assistant_model(model, assistant_model, assistant_tokenizer):
         drafter = _drafter_of(assistant_model)
         if drafter is not None or _is_name(assistant_model):
-            given = assistant_model if drafter is None else drafter
-            drafter = _assisted_call().pipeline_drafter(model, given)
+            drafter = _assisted_call().pipeline_drafter(model, drafter or assistant_model)
         if drafter is None:
             return original(model, assistant_model, assistant_tokenizer)
         return drafter, None
@@ -113,7 +102,6 @@ def _wrap_pipeline_loading(original: Callable) -> Callable:
 
 
 def _wrap_pipeline(original: Callable) -> Callable:
-    @_wrapper_of(original)
     def pipeline(task=None, model=None, *args, **kwargs):
         drafter = kwargs.get("assistant_model")
         if _is_name(drafter) and is_installed():  # the package may keep this wrapper
@@ -146,8 +134,9 @@ def _patch(module: ModuleType) -> None:
     wraps = {name: (_owner(module, class_name), wrap) for name, (class_name, wrap) in _PATCHES[module.__name__].items()}
     missing = [name for name, (owner, _) in wraps.items() if not hasattr(owner, name)]
     if missing:
+        version = sys.modules["transformers"].__version__
         warnings.warn(
-            f"hf_domino needs {', '.join(missing)}, which {module.__name__} of transformers {_version()} does not "
+            f"hf_domino needs {', '.join(missing)}, which {module.__name__} of transformers {version} does not "
             "have: it was not patched. Use another version, or drafter.save_pretrained(folder, standalone=True) and "
             "target.generate(..., custom_generate=folder, trust_remote_code=True), which need no patch.",
             stacklevel=2,
@@ -156,11 +145,7 @@ def _patch(module: ModuleType) -> None:
     for name, (owner, wrap) in wraps.items():
         current = getattr(owner, name)
         if _original_of(current) is not None or not hasattr(current, _MARK):
-            setattr(owner, name, wrap(_original_of(current) or current))
-
-
-def _version() -> str:
-    return sys.modules["transformers"].__version__
+            setattr(owner, name, _wrapped(_original_of(current) or current, wrap))
 
 
 def install() -> None:
@@ -188,23 +173,26 @@ def uninstall() -> None:
 
     A function that something else has wrapped after us is left alone: the original underneath would undo that too.
     """
-    for module_name, wraps in _PATCHES.items():
+    for module_name in _PATCHES:
         forget(module_name, _patch)
-        for name, (class_name, _) in wraps.items() if module_name in sys.modules else ():
-            owner = _owner(sys.modules[module_name], class_name)
-            original = _original_of(getattr(owner, name, None))
-            if original is not None:
-                setattr(owner, name, original)
+    for owner, name in _imported():
+        original = _original_of(getattr(owner, name, None))
+        if original is not None:
+            setattr(owner, name, original)
 
 
 def is_installed() -> bool:
     """Whether `generate` and `pipeline` take a [`DominoDraftModel`], or will as soon as they are imported."""
-    return all(is_awaited(name, _patch) or name in sys.modules for name in _PATCHES) and all(
-        hasattr(getattr(_owner(sys.modules[module_name], class_name), name, None), _MARK)
-        for module_name, wraps in _PATCHES.items()
-        if module_name in sys.modules
-        for name, (class_name, _) in wraps.items()
-    )
+    are_coming = all(is_awaited(name, _patch) or name in sys.modules for name in _PATCHES)
+    return are_coming and all(hasattr(getattr(owner, name, None), _MARK) for owner, name in _imported())
+
+
+def _imported() -> Iterator[tuple[Any, str]]:
+    """The functions to wrap that are there already: what has each of them, and its name."""
+    for module_name, wraps in _PATCHES.items():
+        if module_name in sys.modules:
+            for name, (class_name, _) in wraps.items():
+                yield _owner(sys.modules[module_name], class_name), name
 
 
 def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:

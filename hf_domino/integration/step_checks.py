@@ -14,6 +14,7 @@ from transformers import GenerationMixin, PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.refusal import refusal
+from hf_domino.decoding.stopping import KnownStops
 
 # Where targets have a step of their own that hands on nothing but what is the same in all steps.
 SAME_FOR_ALL_STEPS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("idefics", "paligemma"))
@@ -69,25 +70,23 @@ def num_given(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     return embeds.shape[1]
 
 
-def check_rope(
-    target: PreTrainedModel,
-    num_proposals: int,
-    input_ids: torch.Tensor,
-    model_kwargs: Mapping[str, Any],
-    config: Any,
-    max_length: int | None,
-) -> None:
+def ropes_of(target: PreTrainedModel) -> list[Mapping[str, Any]]:
+    """The rotary parameters of a target: those of all layers, and those of each kind of layer."""
+    rope = getattr(target.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
+
+
+def check_rope(target: PreTrainedModel, num_proposals: int, input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> None:
     """Refuse to come near the length at which a target changes its rotary frequencies: a block crosses it at once."""
     text = target.config.get_text_config(decoder=True)
-    rope = getattr(text, "rope_parameters", None) or {}
-    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+    max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
+    for parameters in ropes_of(target):
         kind = parameters.get("rope_type")
         if kind not in GROWING_ROPE_TYPES:
             continue
         limit = parameters.get("original_max_position_embeddings") or text.max_position_embeddings
-        shortest, longest = _prompt_lengths(input_ids, model_kwargs, config)
-        cache = model_kwargs.get(CACHE)
-        cached = 0 if cache is None else cache.get_seq_length()
+        shortest, longest = _prompt_lengths(input_ids, kwargs)
+        cached = kwargs[CACHE].get_seq_length()
         if kind == "longrope" and shortest > limit and not 0 < cached <= limit:
             continue
         room = limit - longest - num_proposals
@@ -104,14 +103,15 @@ def check_rope(
         raise refusal("max_new_tokens behind this prompt", f"at most {max(room, 0)}", wanted, remedy)
 
 
-def _prompt_lengths(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any], config: Any) -> tuple[int, int]:
+def _prompt_lengths(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> tuple[int, int]:
     """Positions of the shortest and of the longest prompt of a batch, cached ones included and padding not."""
-    positions = model_kwargs.get("position_ids")
-    mask = model_kwargs.get("attention_mask")
+    positions = kwargs.get("position_ids")
+    mask = kwargs.get("attention_mask")
     if positions is not None:
         ends = positions.reshape(-1, positions.shape[-1]).amax(dim=1) + 1
     elif mask is not None and mask.dim() == 2:
         ends = (mask != 0).sum(dim=1)
     else:
-        return (max(num_given(input_ids, model_kwargs), getattr(config, "_mask_length", 0) or 0),) * 2
+        mask_length = getattr(kwargs["generation_config"], "_mask_length", 0) or 0
+        return (max(num_given(input_ids, kwargs), mask_length),) * 2
     return int(ends.min()), int(ends.max())

@@ -113,6 +113,17 @@ def drafter_of(model: Any) -> Any:
     return None
 
 
+def fitting_drafter(given: Any, target: PreTrainedModel, field: str) -> Any:
+    """The drafter that was given as this field, out of wrappers, once it fits the target."""
+    drafter = drafter_of(given)
+    if drafter is None:
+        remedy = "Load it with DominoDraftModel.from_pretrained."
+        raise refusal(field, "a DominoDraftModel", type(given).__name__, remedy)
+    check_drafter(drafter)
+    check_target(drafter.config, target)
+    return drafter
+
+
 def check_target_kind(target: PreTrainedModel) -> None:
     """Refuse a target that no drafter can serve."""
     name = type(target).__name__

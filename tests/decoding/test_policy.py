@@ -333,7 +333,7 @@ class AllArms:
 
     def __init__(self, most, tree_size=None):
         policy = Policy(most, tree_size)
-        self._arms = itertools.cycle([*policy._chains, *([policy._tree] if tree_size else [])])
+        self._arms = itertools.cycle([*policy._chains, *policy._trees])
         self._count = itertools.count(1)
 
     def price(self, num_rows):

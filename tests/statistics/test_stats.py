@@ -16,10 +16,10 @@ from transformers import (
 )
 
 import hf_domino
+from hf_domino.data.writers import cut_at_end
 from hf_domino.decoding import candidate_generator
 from hf_domino.decoding.estimates import Costs
 from hf_domino.decoding.policy import Policy
-from hf_domino.evaluation.benchmark.partings import until_end
 from hf_domino.statistics.phases import PHASES, PhaseTimer
 from hf_domino.statistics.stats import DecodingStats
 
@@ -114,7 +114,7 @@ def test_rounds_bring_what_is_returned(target, make_drafter, tiny_tokenizer, nam
     with oracle(target, PROMPT, 1.0, **options):
         torch.manual_seed(0)
         texts = target.generate(PROMPT, assistant_model=drafter, eos_token_id=end, **options)[:, PROMPT.shape[1] :]
-    counts = [len(until_end([token for token in row if token != PAD], end)) for row in texts.tolist()]
+    counts = [len(cut_at_end([token for token in row if token != PAD], (end,)).ids) for row in texts.tolist()]
     stats = drafter.stats
     assert [1 + sum(row) for row in stats.rows] == counts
     assert stats.num_new_tokens == sum(counts)

@@ -150,8 +150,9 @@ def rope_call(rope_type, lengths, new_tokens, cached=0, **kwargs):
     mask = torch.stack([(torch.arange(longest) >= longest - length).long() for length in lengths])
     ids = kwargs.pop("input_ids", torch.ones_like(mask))
     cache = SimpleNamespace(get_seq_length=lambda: cached)
-    kwargs = {"attention_mask": mask, CACHE: cache} | kwargs
-    check_rope(target, 6, ids, kwargs, GenerationConfig(), ids.shape[1] + new_tokens)
+    criteria = [MaxLengthCriteria(ids.shape[1] + new_tokens)]
+    prepared = {"generation_config": GenerationConfig(), "stopping_criteria": criteria, CACHE: cache}
+    check_rope(target, 6, ids, prepared | {"attention_mask": mask} | kwargs)
 
 
 @pytest.mark.parametrize(

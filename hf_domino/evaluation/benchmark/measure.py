@@ -14,11 +14,13 @@ from typing import Any
 import torch
 
 from hf_domino._common.verdict import load_per_core
+from hf_domino.configuration.from_target import ends_of
 from hf_domino.data.filters import distinct_ngram_ratio
+from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PEAK_MEMORY, BenchOptions
-from hf_domino.evaluation.benchmark.partings import find_divergences, until_end
-from hf_domino.evaluation.benchmark.prompts import encode, source
+from hf_domino.evaluation.benchmark.partings import find_divergences
+from hf_domino.evaluation.benchmark.prompts import inputs_of, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
 from hf_domino.pair import Pair
@@ -48,7 +50,7 @@ class Bench:
 
     def warm_up(self, batch: Sequence[dict[str, Any]]) -> None:
         """Run every method a few times."""
-        inputs = self._inputs(batch)
+        inputs = inputs_of(self.pair, batch)
         count = {"max_new_tokens": min(WARM_UP_TOKENS, self.options.max_new_tokens)}
         for mode in self.modes:
             for method in self.methods:
@@ -57,7 +59,7 @@ class Bench:
 
     def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Row]:
         """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`), and return a result per method."""
-        inputs = self._inputs(batch)
+        inputs = inputs_of(self.pair, batch)
         seed = self.options.seed + index
         texts: dict[str, list[torch.Tensor]] = {method: [] for method in self.methods}  # of each repeat, [B, N]
         seconds: dict[str, list[float]] = {method: [] for method in self.methods}
@@ -95,9 +97,6 @@ class Bench:
             results.append(result | self._columns(inputs, call))
         return results
 
-    def _inputs(self, batch: Sequence[dict[str, Any]]) -> Any:
-        return encode(self.pair.tokenizer, batch).to(self.pair.target.device)
-
     def _call(self, method: str, mode: str) -> Arguments:
         choice: Arguments = {"do_sample": False}
         if mode == "sample":
@@ -109,8 +108,8 @@ class Bench:
             drafter.load_state_dict(state)
 
     def _speed(self, tokens: torch.Tensor, seconds: list[float]) -> Row:
-        end_of_text = self.pair.target.generation_config.eos_token_id
-        texts = [until_end(text, end_of_text) for text in tokens.tolist()]
+        ends = ends_of(self.pair.target.generation_config)
+        texts = [cut_at_end(text, ends).ids for text in tokens.tolist()]
         count = sum(map(len, texts))
         median = statistics.median(seconds)
         return {

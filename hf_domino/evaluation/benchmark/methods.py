@@ -41,7 +41,10 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
     if name == "recycling":
         return {"assistant_model": recycling(pair.target)}
     if name == "assistant":
-        _check_assistant(pair)
+        wanted, got = (model.config.get_text_config(decoder=True).vocab_size for model in (pair.target, pair.assistant))
+        if wanted != got:
+            remedy = "Take a smaller model of the same family."
+            raise refusal("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
         return {"assistant_model": pair.assistant}
     arguments: Arguments = {}
     if name in (LOOKUP, WITH_LOOKUP):
@@ -68,13 +71,6 @@ def _mtp(target: Any) -> Arguments | str:
     except Exception as error:  # missing parts raise different errors
         return " ".join(str(error).split())
     return call
-
-
-def _check_assistant(pair: Pair) -> None:
-    wanted, got = (model.config.get_text_config(decoder=True).vocab_size for model in (pair.target, pair.assistant))
-    if wanted != got:
-        remedy = "Take a smaller model of the same family."
-        raise refusal("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
 
 
 def drafter_in(arguments: Arguments) -> DominoDraftModel | None:

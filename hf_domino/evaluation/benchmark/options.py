@@ -125,9 +125,8 @@ class BenchOptions:
                 raise refusal("--columns", f"some of {', '.join(COLUMNS)}", name, "Separate them by commas.")
             if name == PEAK_MEMORY and not self.device.startswith("cuda"):
                 raise refusal("--columns", "without peak_memory on this device", self.device, "Use --device cuda.")
-        named = () if self.methods in (None, (ALL,)) else self.methods
-        for name in named or ():
-            if name not in MEASURABLE:
+        for name in self.methods or ():
+            if name not in MEASURABLE and self.methods != (ALL,):
                 raise refusal("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")
             if name == "assistant" and self.assistant is None:
                 remedy = "Give it, or leave assistant out."

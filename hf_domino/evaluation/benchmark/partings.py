@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from hf_domino.configuration.from_target import ends_of
+from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.target.view import rounded_to
 
@@ -24,14 +26,14 @@ def find_divergences(target: Any, inputs: Any, tokens: torch.Tensor, seed: int, 
     torch.manual_seed(seed)
     alone = target.generate(**inputs, **plain, return_dict_in_generate=True, output_scores=True, output_logits=True)
     own = alone.sequences[:, inputs["input_ids"].shape[1] :]
-    ends = target.generation_config.eos_token_id
+    ends = ends_of(target.generation_config)
     noises = [torch.zeros_like(scores) for scores in alone.scores]  # [B, V] of each decode step
     if plain.get("do_sample"):  # `torch.multinomial` draws the token with the largest sum of score and noise
         generator = torch.Generator(own.device).manual_seed(seed)
         noises = [-noise.exponential_(generator=generator).log() for noise in noises]
     found: list[Row] = []
     for sequence, texts in enumerate(zip(own.tolist(), tokens.tolist(), strict=True)):
-        pairs = list(zip_longest(*(until_end(text, ends) for text in texts)))
+        pairs = list(zip_longest(*(cut_at_end(text, ends).ids for text in texts)))
         at = next((place for place, (expected, token) in enumerate(pairs) if token != expected), None)
         if at is None:
             continue
@@ -46,9 +48,3 @@ def find_divergences(target: Any, inputs: Any, tokens: torch.Tensor, seed: int, 
         finite = margin if math.isfinite(margin) else None
         found.append({"row": sequence, "position": at, "margin": finite, "tie": tie})
     return found
-
-
-def until_end(tokens: list[int], end_of_text: int | list[int] | None) -> list[int]:
-    """Return a sequence of tokens up to its first end-of-text token, without the padding behind it."""
-    ends = end_of_text if isinstance(end_of_text, list) else [end_of_text]
-    return tokens[: next((index + 1 for index, token in enumerate(tokens) if token in ends), len(tokens))]

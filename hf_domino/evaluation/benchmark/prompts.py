@@ -8,11 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hf_domino.data.encoding import encode_text
+from hf_domino.pair import Pair
 
 
 def encode(tokenizer: Any, batch: Sequence[dict[str, Any]]) -> Any:
     """Return token ids and attention mask `[B, T]` of a batch, padded on the left."""
     return tokenizer.pad([encode_one(tokenizer, prompt) for prompt in batch], padding_side="left", return_tensors="pt")
+
+
+def inputs_of(pair: Pair, batch: Sequence[dict[str, Any]]) -> Any:
+    """Return what `generate` takes for a batch: its token ids and attention mask, where the target is."""
+    return encode(pair.tokenizer, batch).to(pair.target.device)
 
 
 def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> Any:

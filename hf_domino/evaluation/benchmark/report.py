@@ -118,18 +118,12 @@ def conclusion(rows: Sequence[Row]) -> str:
     note = ""
     if gains(lookup) and gains(lookup / speed_ups[best]):
         note = f"use prompt lookup without a drafter, {lookup:.2f} x"
-    note = why_busy(_load(rows)) or note
+    # Results of earlier versions have no load.
+    if loads := [row["load"] for row in measured(rows) if row.get("load") is not None]:
+        note = why_busy(statistics.median(loads)) or note
     num_forwards = sum(row["num_rounds"] for row in rows_of(rows, best, "greedy"))
     way_out = WAY_OUT if best in trained else STOP
     return verdict(speed_ups[best], plain_label(best), counted, way_out, note, num_forwards)
-
-
-def _load(rows: Sequence[Row]) -> float | None:
-    """Return the median load per core of the results, which those of earlier versions do not have."""
-    loads = [row["load"] for row in measured(rows) if row.get("load") is not None]
-    if loads:
-        return statistics.median(loads)
-    return None
 
 
 def number(value: float | None, unit: str = "", scale: float = 1.0) -> str:

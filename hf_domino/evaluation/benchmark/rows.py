@@ -28,14 +28,12 @@ DATED = "date"  # may differ between the results of one run that was resumed
 
 def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
     """Return the fields that every result of a run carries, such as the commits of models from the Hub."""
+    assistant = None
     if options.assistant is not None:
         assistant = Path(options.assistant).name
-    else:
-        assistant = None
+    drafter_commit = None
     if pair.drafter is not None:
         drafter_commit = commit_of(pair.drafter)
-    else:
-        drafter_commit = None
     return {
         "methods": list(methods),
         **({"columns": list(options.columns)} if options.columns else {}),
@@ -85,11 +83,12 @@ def finished(path: Path, origin: Row, batches: Mapping[Any, Any], temperature: f
         mode = row.get("mode")
         prompt = row.get("prompt")
         batch = (mode, prompt)
-        expected = {name: value for name, value in origin.items() if name != DATED}
-        expected["sources"] = [source(each) for each in batches.get(batch, ())]
-        expected["temperature"] = temperature if mode == "sample" else 0.0
+        expected = origin | {
+            "sources": [source(each) for each in batches.get(batch, ())],
+            "temperature": temperature if mode == "sample" else 0.0,
+        }
         for name, value in expected.items():
-            if row.get(name) != value:
+            if name != DATED and row.get(name) != value:
                 if name == "sources":
                     name = f"sources of {mode} batch {prompt}"
                 there = f"as in {path}, {row.get(name)!r}"

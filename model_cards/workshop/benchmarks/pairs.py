@@ -35,6 +35,8 @@ from transformers import GenerationConfig
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
 from hf_domino._common.whole_files import check_writable
+from hf_domino.configuration.from_target import ends_of
+from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.prompts import encode, encode_one
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.run import prompts_of
@@ -136,12 +138,8 @@ def _run(
 
 def num_written(text: torch.Tensor, generation_config: GenerationConfig) -> int:
     """How many of new tokens `[B, N]` are written: in each row those up to the first end of text."""
-    if generation_config.eos_token_id is None:
-        return text.numel()
-    ends = torch.tensor(generation_config.eos_token_id, device=text.device).flatten()
-    is_behind_end = torch.isin(text, ends).cumsum(1).roll(1, dims=1)
-    is_behind_end[:, 0] = 0
-    return int((is_behind_end == 0).sum())
+    ends = ends_of(generation_config)
+    return sum(len(cut_at_end(ids, ends).ids) for ids in text.tolist())
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -7,7 +7,7 @@ import torch
 
 import hf_domino
 from hf_domino.evaluation.benchmark import measure
-from hf_domino.evaluation.benchmark.measure import Bench, until_end
+from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods, drafter_in
 from hf_domino.evaluation.benchmark.options import BenchOptions
 from hf_domino.evaluation.benchmark.prompts import encode
@@ -66,8 +66,3 @@ def test_each_method_drafts_in_its_own_way(tiny_pair_folder):
     assert (told["Domino, chains"].draft_tree_size, told["Domino, trees"].draft_tree_size) == (None, 9)
     copying = {name for name, call in chosen.items() if call.get("prompt_lookup_num_tokens") == 4}
     assert copying == {"prompt_lookup", "domino_lookup"}
-
-
-@pytest.mark.parametrize(("end", "length"), [(3, 2), ([9, 1], 4), (None, 5), (7, 5)])
-def test_a_text_ends_with_its_first_end_of_text(end, length):
-    assert until_end([5, 3, 4, 1, 3], end) == [5, 3, 4, 1, 3][:length]

@@ -251,6 +251,32 @@ def test_a_static_cache_alone_asks_for_it_on_a_gpu():
     assert [case for case, is_compiled in found.items() if is_compiled] == [("cuda", None)]
 
 
+def test_a_layer_that_is_left_to_python_writes_behind_a_prompt_as_wide_as_a_block(tiny_qwen3, make_drafter):
+    drafter, attention = make_drafter(tiny_qwen3), tiny_qwen3.model.layers[1].self_attn
+    prompt = PROMPT[:, : drafter.config.num_draft_tokens + 1]
+    plain = tiny_qwen3.generate(prompt, **GREEDY)
+    attention.forward = torch._dynamo.disable(attention.forward)
+    try:
+        text = generate(tiny_qwen3, drafter, CompileConfig(backend="eager"), prompt)
+    finally:
+        del attention.forward
+    assert torch.equal(text, plain)
+
+
+def test_the_last_learned_positions_compile_nothing_more(make_drafter, monkeypatch):
+    compiled, target = set(), build("GPT2")
+
+    def noting(options):
+        return lambda stage, *inputs: (compiled.add((stage.__name__, inputs[-1].shape)), stage(*inputs))[1]
+
+    monkeypatch.setattr(graphs_module, "_compiled", noting)
+    call = {"max_length": target.config.n_positions, "eos_token_id": -1, "pad_token_id": 0, "max_new_tokens": None}
+    prompt = torch.arange(100)[None] % 64
+    text = generate(target, make_drafter(target, block_size=16), CompileConfig(backend="eager"), prompt, **call)
+    assert text.shape[1] == target.config.n_positions
+    assert len(compiled) == 2
+
+
 @pytest.mark.parametrize("reason", ["cache_implementation='static'", "quantized by FakeQuantizer"])
 def test_what_is_not_compiled_is_said(tiny_qwen3, make_drafter, config, traced, monkeypatch, reason):
     said = []

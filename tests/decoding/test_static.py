@@ -384,3 +384,16 @@ def test_refused_calls(tiny_qwen3, tiny_drafter):
     ):
         with pytest.raises(ValueError, match=message):
             tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **options)
+
+
+def test_a_hook_of_an_empty_module_is_seen():
+    target = build("Qwen2")
+    target.model.layers[1].mlp.act_fn = torch.nn.Sequential()  # which is false, as it has no parts
+    drafter, texts = build_drafter(target), []
+    with recorded_graphs():
+        for _ in range(2):
+            plain = target.generate(PROMPT, **GREEDY)
+            texts.append(plain)
+            assert torch.equal(target.generate(PROMPT, assistant_model=drafter, **GREEDY, **STATIC), plain)
+            target.model.layers[1].mlp.act_fn.register_forward_hook(lambda module, inputs, output: -output)
+    assert not torch.equal(*texts)

@@ -92,14 +92,20 @@ class FixedLayer(StaticLayer):
 
     def _places_of_forward(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Where a forward of so many sequences and new positions writes."""
-        if self._first is not None and self._first._places is not None and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return places_of(self._lengths[:count], width)
+        if self._first is not None and self._first._places is not None:
             rows, slots = self._first._places
             if slots.shape == (count, width) and slots.device == self.keys.device:
                 return rows, slots
         places = places_of(self._lengths[:count], width)
-        if self._first is None and not torch.compiler.is_compiling():
+        if self._first is None:
             self._places = places
         return places
+
+    def forget_places(self) -> None:
+        """Let the next forward work out anew where it writes, also if its first layer is traced and keeps nothing."""
+        self._places = None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Do nothing: what is behind the length is not read."""
@@ -147,6 +153,12 @@ class FixedCache(Cache):
     def select(self, rows: Sequence[int]) -> None:
         """Move these sequences, in ascending order, into the first rows."""
         compact((self.lengths, *self._states()), rows)
+
+    def begin_forward(self) -> None:
+        """Announce a forward."""
+        for layer in self.layers:
+            if isinstance(layer, FixedLayer):
+                layer.forget_places()
 
     def reserve(self, count: int) -> None:
         """Make room to carry so many positions in."""

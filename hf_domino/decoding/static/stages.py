@@ -176,6 +176,7 @@ class StaticRunner(TargetRunner):
         """Verify as [`TargetRunner.forward_block`] does; a chain is filled up to one of a few widths (W)."""
         num_checked = proposed.num_nodes + 1
         block = torch.cat((anchors, proposed.tokens), dim=1)
+        forward: Callable[..., tuple[torch.Tensor, Captured]] = self.target_forward
         if proposed.parents is None:
             if self._executor.graphs.options is None:
                 width = 1 + fitting_length(proposed.num_nodes, self._most)
@@ -184,12 +185,18 @@ class StaticRunner(TargetRunner):
             limit = self.target.position_limit
             if limit is not None and self.next_position() + width > limit:
                 width = num_checked  # what only fills up has no positions left
+                forward = self.forward_near_limit
             inputs: tuple[torch.Tensor, ...] = (torch.nn.functional.pad(block, (0, width - num_checked)),)
         else:
             inputs = (block, proposed.depths, proposed.sees)
+        self._executor.cache.begin_forward()
         with self._executor.timer.phase("target_forward"), unrepeated_keys(self._device):
-            logits, captured = self._executor.run(self.target_forward, *inputs, key=self._key)
+            logits, captured = self._executor.run(forward, *inputs, key=self._key)
         return logits[:, :num_checked], captured
+
+    def forward_near_limit(self, block: torch.Tensor) -> tuple[torch.Tensor, Captured]:
+        """The forward over a block of any width, none of which is compiled: few blocks are that near to the end."""
+        return self.target_forward(block)
 
     def target_forward(
         self, block: torch.Tensor, depths: torch.Tensor | None = None, sees: torch.Tensor | None = None
@@ -264,6 +271,8 @@ class StaticRunner(TargetRunner):
 class StaticDraftSession(DraftSession):
     """Drafts from a context of fixed shape."""
 
+    executor: Workspace
+
     def __init__(
         self,
         drafter: DominoDraftModel,
@@ -272,7 +281,6 @@ class StaticDraftSession(DraftSession):
         workspace: Workspace,
     ):
         super().__init__(drafter, target, distribution, workspace)
-        self._fixed = workspace.context
         ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
         self._ends = workspace.hold("ends", ends)
         self._table = None
@@ -282,19 +290,23 @@ class StaticDraftSession(DraftSession):
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
         """Store the prompts, which are of any length and no stage."""
         if self.drafter.config.draft_window_size is not None:
-            self._fixed.begin_at(position_ids[:, 0].tolist())
-        self._fixed.announce(counts)
+            self.executor.context.begin_at(position_ids[:, 0].tolist())
+        self.executor.context.announce(counts)
         self.backbone(position_ids[:, :0], self._joined(captured))
 
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
         """Take the hidden states `[B, W, H]` of a verified block; the committed ones, the first, are valid."""
         self._store()
-        self._pending = self._joined(captured)  # a copy: the next verification writes over them
-        self._fixed.announce(counts)
+        pending = self._joined(captured)  # a copy: the next verification writes over them
+        if self.executor.graphs.options is not None:  # one width is compiled
+            missing = max(self.drafter.config.num_draft_tokens + 1 - pending.shape[1], 0)
+            pending = torch.nn.functional.pad(pending, (0, 0, 0, missing))
+        self._pending = pending
+        self.executor.context.announce(counts)
 
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, which move into the first rows of the context."""
-        self._fixed.select(rows)
+        self.executor.context.select(rows)
         if self._pending is not None:
             self._pending = self._pending[list(rows)]
 
@@ -314,7 +326,7 @@ class StaticDraftSession(DraftSession):
     def context(self) -> ContextCache:
         """A copy of all context observed so far."""
         self._store()
-        return self._fixed.to_dynamic()
+        return self.executor.context.to_dynamic()
 
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Draft hidden states `[B, P, H]` behind the anchors `[B, 1]`; stores the new context."""
@@ -324,13 +336,13 @@ class StaticDraftSession(DraftSession):
             width = self.drafter.config.num_draft_tokens + 1
             shape = (len(anchors), width, size)
             pending = torch.zeros(shape, dtype=self.target.model.dtype, device=self.drafter.device)
-            self._fixed.announce([0] * len(anchors))
+            self.executor.context.announce([0] * len(anchors))
         self._pending = None
         return self.executor.run(self.backbone, anchors, pending)
 
     def backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> torch.Tensor:
         """Store context features of pending hidden states and draft behind the anchors: draft hidden states."""
-        context = self._fixed
+        context = self.executor.context
         num_rows = len(pending)
         positions = context.starts[:num_rows, None] + torch.arange(pending.shape[1], device=self.drafter.device)
         ends = context.lengths[:num_rows, None]

@@ -272,7 +272,7 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
         todo: list[nn.Module] = [model]  # in one walk: `modules()` and `parameters()` make four
         while todo:
             part = todo.pop()
-            todo.extend(filter(None, part._modules.values()))
+            todo.extend(child for child in part._modules.values() if child is not None)  # an empty one is false
             for tensor in (*part._parameters.values(), *part._buffers.values()):
                 if tensor is not None:
                     found.append((tensor.data_ptr(), tensor.dtype, tensor.requires_grad))

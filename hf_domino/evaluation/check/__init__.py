@@ -50,8 +50,8 @@ def check_fit(
 ) -> CheckResult:
     """Measure whether a drafter fits its target, and say why if it does not.
 
-    It generates text as configured and in variants, such as with other layers or without the correction head, until the
-    verdict is outside its sampling error, and then times a few prompts if the drafter may fit.
+    It generates text as configured and in variants, such as with other layers, until the verdict is outside its
+    sampling error, and then times a few prompts if the drafter may fit.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
@@ -72,10 +72,9 @@ def check_fit(
     ```python
     >>> from transformers import Qwen3Config, Qwen3ForCausalLM
     >>> from hf_domino import DominoConfig, DominoDraftModel, check_fit
-    >>> target = Qwen3ForCausalLM(Qwen3Config(
-    ...     vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, num_attention_heads=2,
-    ...     num_key_value_heads=1, head_dim=16, eos_token_id=None,
-    ... ))
+    >>> config = Qwen3Config(vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=4, head_dim=16,
+    ...                      num_attention_heads=2, num_key_value_heads=1, eos_token_id=None)
+    >>> target = Qwen3ForCausalLM(config)
     >>> drafter = DominoDraftModel(DominoConfig.for_target(target.config, block_size=8))
     >>> result = check_fit(drafter, target, prompts=[[1, 2, 3], [4, 5]])
     >>> result.fits, result.causes[0].name
@@ -85,24 +84,22 @@ def check_fit(
     """
     drafter = _checked(drafter, target)
     prepared = prepare_prompts(target, tokenizer, prompts)
-    modes: dict[str, list[list[int]]] = defaultdict(list)
-    texts: list[Text] = []
+    texts: dict[str, list[Text]] = defaultdict(list)  # by mode
     found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # of each text: rounds of variants, distances
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
             text = write_text(drafter, target, prompt, max_new_tokens)
-            texts.append(text)
-            modes[prompt.mode].append(text.acceptance_lengths)
+            texts[prompt.mode].append(text)
             found.append(measure_variants(drafter, target, text))
+        modes = {mode: [text.acceptance_lengths for text in some] for mode, some in texts.items()}
         variants = {name: [lengths[name] for lengths, _ in found] for name in found[0][0]}
         result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), _is_recorded(drafter, target))
         if result.verdict != TOO_FEW:
             break
+    speed_ups = [] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens)
+    contexts = by_context([text for some in texts.values() for text in some])
     positions = fit_by_position([apart for _, apart in found])
-    result = replace(result, load=load_per_core(), contexts=by_context(texts), positions=positions)
-    if result.causes:
-        return result
-    return replace(result, speed_ups=time_prompts(drafter, target, prepared, max_new_tokens))
+    return replace(result, load=load_per_core(), contexts=contexts, positions=positions, speed_ups=speed_ups)
 
 
 def _is_recorded(drafter: DominoDraftModel, target: PreTrainedModel) -> bool:

@@ -83,7 +83,7 @@ def by_context(texts: Sequence[Text]) -> list[Measurement]:
     """Group the real rounds of texts by the number of tokens before each, in powers of two; empty for one group."""
     found: dict[int, dict[int, list[int]]] = {}
     for index, text in enumerate(texts):
-        position = text.prompt_length
+        position = text.prompt_length + 1  # the first token is no round's
         for length in text.acceptance_lengths:
             most = max(LEAST_CONTEXT, 1 << (position - 1).bit_length())
             found.setdefault(most, {}).setdefault(index, []).append(length)

@@ -9,7 +9,7 @@ first, so that no buffer grows and nothing compiles later, and for a few tokens 
 new. Prompts are measured in turn, greedy and sampled, until all are done or the time is over; every row is kept at
 once.
 
-    python model_cards/workshop/benchmarks/pairs.py --batch-size 8 --turns /tmp/turns     # eight prompts at once
+    python model_cards/workshop/benchmarks/pairs.py --batch-size 8 --turns turns     # eight prompts at once
 
 Several of these commands may run beside each other with the same `--turns FILE`: they compile at the same time, and
 time one after the other.

@@ -7,12 +7,12 @@ drops reasoning, becomes an example of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hf_domino.data.chat import Message, encode_prompt
+from hf_domino.data.chat import Message, render_chat
 from hf_domino.data.encoding import encode_text
-from hf_domino.data.names import template_arguments
+from hf_domino.data.names import Fields, template_arguments
 from hf_domino.data.prompts import ASSISTANT, Prompt
 from hf_domino.data.records import at
 from hf_domino.data.settings import WritingSettings
@@ -67,7 +67,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
 
 
 def _read(
-    answer: dict[str, Any], prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Mapping[str, Any]
+    answer: dict[str, Any], prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Fields
 ) -> list[int] | None:
     """Return the token ids up to the target's next turn, or None if the template rejects what the target wrote."""
     if not prompt.messages:
@@ -76,7 +76,8 @@ def _read(
     arguments = {**template_kwargs, **template_arguments(prompt.fields)}
     try:
         with at(f"prompt {answer['number'] + 1}"):
-            return encode_prompt(answer["messages"], tokenizer, arguments)
+            text = render_chat(answer["messages"], tokenizer, arguments, add_generation_prompt=True)
+            return tokenizer(text, add_special_tokens=False)["input_ids"]
     except ValueError as error:
         if turn == 0:  # the record's own words
             raise

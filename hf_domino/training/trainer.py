@@ -40,9 +40,9 @@ from hf_domino.training.hidden_states.reading import CachedRows
 from hf_domino.training.loading import say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors
-from hf_domino.training.objective.forward import check_final
+from hf_domino.training.objective.forward import Batch, check_final
 from hf_domino.training.objective.losses import lambda_base_at
-from hf_domino.training.objective.objective import Batch, Objective
+from hf_domino.training.objective.objective import Objective
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, kept_of, last_checkpoint
 

@@ -125,10 +125,9 @@ class DominoTrainer(Trainer):
             raise refusal("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
         say_first_tokens(model)
         if data_collator is None:
+            multiple = 1
             if args.is_static:
                 multiple = -(-args.max_length // LENGTHS)
-            else:
-                multiple = 1
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)
             options = {
                 "tokenizer": processing_class, "max_length": min(args.max_length, model.config.max_position_embeddings),

@@ -75,15 +75,13 @@ class CachedRows(Dataset):
 
 
 def keys_of(rows: Any) -> list[tuple[int, int]]:
-    """Key and length of each row."""
+    """Key and length of each row; the key, by which it is found, is 64 bits of a digest of its token ids."""
     if hasattr(rows, "token_batches"):  # whole columns at once, of rows that lie on disk
         texts = (ids for flat, lengths in rows.token_batches() for ids in np.split(flat, lengths.cumsum()[:-1]))
     else:
         texts = (rows[index]["input_ids"] for index in range(len(rows)))
-    return [(row_key(text), len(text)) for text in texts]
-
-
-def row_key(input_ids: Any) -> int:
-    """64 bits of a digest of a row's token ids, by which it is found."""
-    digest = hashlib.blake2b(np.asarray(input_ids, dtype=np.int64).tobytes(), digest_size=8).digest()
-    return int.from_bytes(digest, "little", signed=True)
+    found = []
+    for text in texts:
+        digest = hashlib.blake2b(np.asarray(text, dtype=np.int64).tobytes(), digest_size=8).digest()
+        found.append((int.from_bytes(digest, "little", signed=True), len(text)))
+    return found

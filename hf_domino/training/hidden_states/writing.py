@@ -112,7 +112,7 @@ class StateWriter:
             ValueError: If the disk has not enough room for them, or a state is not finite.
         """
         missing = self.missing(rows)
-        (process, num_processes) = self._shard
+        process, num_processes = self._shard
         if not missing:
             return
         settings = self.settings

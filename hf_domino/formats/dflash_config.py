@@ -73,22 +73,23 @@ MUSE_TARGET_TYPE = "muse_glimmer_text"
 
 def _fields(stored: StoredConfig) -> dict[str, Any]:
     stored = merged(stored, SECTION, DSPARK_SECTION)
-    is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
-    if DFLY_CLASS in classes_of(stored):  # which tells a rank of 0, too
+    classes = classes_of(stored)
+    is_next = DEEPSPEC_CLASS in classes or "markov_rank" in stored  # restamped, too
+    is_verl = stored.get("model_type") == DominoConfig.model_type  # verl-SpeCo's, whose backbone is Qwen3's
+    if DFLY_CLASS in classes or is_verl:
         required(stored, "hidden_size", "num_attention_heads")
+        stored.setdefault("head_dim", stored["hidden_size"] // stored["num_attention_heads"])
+    if DFLY_CLASS in classes:  # which tells a rank of 0, too
         is_next = False
-        stored = {"head_dim": stored["hidden_size"] // stored["num_attention_heads"]} | stored | {FUSION: True}
+        stored[FUSION] = True
         # The other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers")
-    if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
-        required(stored, "hidden_size", "num_attention_heads")
-        # It trains in no other order.
-        width = stored["hidden_size"] // stored["num_attention_heads"]
-        is_next = True
-        stored = {"head_dim": width} | stored | {"model_type": "qwen3"}
+    if is_verl:
+        is_next = True  # it trains in no other order
+        stored["model_type"] = "qwen3"
         # In its older files the other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
-    if XPRESS_CLASS in classes_of(stored):
+    if XPRESS_CLASS in classes:
         stored |= _xpress_fields(stored)
     required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
     if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
@@ -137,20 +138,18 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 
 def projector_type_of(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class or a head's field tells it if the field is absent."""
-    is_domino = DOMINO_CLASS in classes_of(stored)
-    is_dfly = DFLY_CLASS in classes_of(stored) and stored.get("enable_hidden_correction") is not False
+    classes = classes_of(stored)
+    is_domino = DOMINO_CLASS in classes
+    told = "dflash"
+    if stored.get("markov_rank"):
+        told = "dspark"
     if is_domino:
         told = "domino"
-    else:
-        if stored.get("markov_rank"):
-            told = "dspark"
-        else:
-            told = "dflash"
-    if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
+    if any(DFLASH2_CLASS in name for name in classes) or stored.get("selector_rank"):
         told = "dflash2"
-    if is_dfly:
+    if DFLY_CLASS in classes and stored.get("enable_hidden_correction") is not False:
         told = "dfly"
-    if XPRESS_CLASS in classes_of(stored):
+    if XPRESS_CLASS in classes:
         told = "xpress"
     given = stored.get("projector_type") or told
     if given not in BLOCK_METHODS:

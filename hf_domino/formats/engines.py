@@ -71,12 +71,11 @@ class Engine:
 
     def command_for(self, config: DominoConfig, drafter: str, target: str) -> str:
         """Write the command that starts it with an exported folder."""
-        is_dspark = config.projector_type == "dspark"
-        method = "dspark" if is_dspark else "dflash"  # as which engines run Domino and DFlash 2, too
-        if is_dspark:
+        method = "dflash"  # as which engines run Domino and DFlash 2, too
+        count = config.block_size - 1
+        if config.projector_type == "dspark":
+            method = "dspark"
             count = config.num_draft_tokens
-        else:
-            count = config.block_size - 1
         names = {"target": target, "drafter": drafter, "method": method, "METHOD": method.upper()}
         command = self.command.substitute(names, num_draft_tokens=count)
         if config.draft_window_size is None or self.window_flag is None:

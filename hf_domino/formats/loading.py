@@ -38,7 +38,7 @@ from hf_domino.formats.fields import (
     rope_interleaved,
 )
 from hf_domino.formats.registry import LOADED, OURS, format_of, refuse_others
-from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
+from hf_domino.formats.source import AGAIN, FolderOrName, StoredTensor, check_source, read_config, stored_tensors
 
 logger = logging.get_logger(__name__)
 
@@ -97,7 +97,7 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     return token_ids
 
 
-def _pinned(name: str | os.PathLike, arguments: dict[str, Any]) -> dict[str, Any]:
+def _pinned(name: FolderOrName, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a download; set `revision`, so that every file is of one commit."""
     download = {key: arguments[key] for key in DOWNLOAD_ARGUMENTS if key in arguments}
     if not os.path.isdir(name):

@@ -11,6 +11,7 @@ of the pull request.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from hf_domino._common.refusal import refusal
@@ -110,15 +111,9 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 def _predicts_next(stored: StoredConfig, default: bool) -> bool:
     """Tell the order of a block, which older files say by the number of proposals alone."""
-    methods = section_of(stored, VERIFIER).get("proposal_methods")
-    if isinstance(methods, list) and methods:
-        first = methods[0]
-    else:
-        first = None
-    if isinstance(first, dict):
-        count = first.get(PROPOSALS)
-    else:
-        count = None
+    count = None
+    with suppress(TypeError, LookupError):  # of files that do not say it
+        count = section_of(stored, VERIFIER)["proposal_methods"][0][PROPOSALS]
     size = stored["block_size"]
     if not isinstance(count, int) or not isinstance(size, int) or count not in (size - 1, size):
         return predicts_next(stored, default)  # as many as someone wanted to be proposed
@@ -140,7 +135,7 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
 def stored_speculators(config: DominoConfig) -> dict[str, Any]:
     """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
     kind = config.projector_type
-    is_dflash2 = config.projector_type == "dflash2"
+    is_dflash2 = kind == "dflash2"
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
     wrong: dict[str, tuple[Any, str, str]] = {
         "projector_type": (

@@ -78,19 +78,18 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     nested = section_of(stored, NESTED)
     is_nested = KIND in stored
     stored = merged(stored, NESTED)
-    if is_nested:
-        required(stored, SECTION)
     classes = classes_of(stored)
     if AUTOMODEL & classes:
         stored = {name: value for name, value in stored.items() if name not in WINDOWS}  # the target's
     if DEEPSPEC in classes:
         required(stored, DEEPSPEC_LAYERS)
         stored["model_type"] = "qwen3"
+    layer: StoredConfig = stored
     if is_nested:
+        required(stored, SECTION)
         layer = section_of(stored, SECTION)
     else:
-        layer = stored
-    required(layer, *(() if is_nested else DECODER_SIZES[:4]))
+        required(stored, *DECODER_SIZES[:4])
     fields = backbone_fields(layer, turns_whole_heads=DEEPSPEC in classes)
     refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)
     window = layer.get("sliding_window")

@@ -73,9 +73,10 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         return None
     download = _pinned(name, arguments)
     found = OURS
+    has_config = isinstance(arguments.get("config"), PreTrainedConfig)
     # None of it asks for all tokens, whatever is stored
-    is_told = "draft_vocab_size" in arguments or isinstance(arguments.get("config"), PreTrainedConfig)
-    if not isinstance(arguments.get("config"), PreTrainedConfig):
+    is_told = has_config or "draft_vocab_size" in arguments
+    if not has_config:
         stored = read_config(arguments.get("config") or name, download)
         if stored is None:
             return None
@@ -88,9 +89,8 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     if found is not OURS and stored is not None:
         found.check_tensors(stored, tensors)
         arguments["config"].follow_tensors({name: tensor.shape for name, tensor in tensors.items()})
-    if is_told:
-        token_ids = None
-    else:
+    token_ids = None
+    if not is_told:
         token_ids = untold(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # all of it is here now
@@ -114,7 +114,7 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
     for part in (stored, *stored.values()):
         if isinstance(part, Mapping) and (quantised := part.get("quantization_config")) is not None:
             raise refusal("quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}")
-    if found is not OURS:
+    if found is not OURS and stored is not None:
         refuse_others(stored)
     if found is None:
         required(stored, "model_type")

@@ -21,7 +21,7 @@ from hf_domino.target.identity import identify
 from hf_domino.target.loading import AutoTarget, place_target
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.hidden_states.reading import CachedRows
+from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from

@@ -36,7 +36,7 @@ from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.faults import check_losses, check_weights
-from hf_domino.training.hidden_states.reading import CachedRows
+from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.loading import say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors

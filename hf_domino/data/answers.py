@@ -19,6 +19,7 @@ from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Do, Rows
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer, Written
 
+Answer = dict[str, Any]  # to a prompt, with the fields that `write_answers` lists
 TOO_LONG = "too long"
 UNENDED = "unended"
 REFUSED = "refused by the chat template"
@@ -66,9 +67,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
     return do("answers", len(batches), make)
 
 
-def _read(
-    answer: dict[str, Any], prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Fields
-) -> list[int] | None:
+def _read(answer: Answer, prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Fields) -> list[int] | None:
     """Return the token ids up to the target's next turn, or None if the template rejects what the target wrote."""
     if not prompt.messages:
         return encode_text(prompt.text, tokenizer, goes_on=True)
@@ -86,7 +85,7 @@ def _read(
         return None
 
 
-def _add(answer: dict[str, Any], read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> None:
+def _add(answer: Answer, read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> None:
     """Append what the target wrote to what it read."""
     examples = answer["rows"]
     if not examples or read[: len(examples[-1]["input_ids"])] != examples[-1]["input_ids"]:

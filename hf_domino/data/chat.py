@@ -94,7 +94,7 @@ def _read_message(given: Any, name: str) -> Message:
     if isinstance(given, dict):
         message = {field: value for field, value in given.items() if value is not None}
     speaker = message.get("role")
-    roles = dict(zip(SPEAKERS, SPEAKERS, strict=True))
+    roles = {name: name for name in SPEAKERS}
     if "from" in message and speaker is None:
         speaker = message.pop("from")
         roles = ROLES

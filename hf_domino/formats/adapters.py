@@ -39,7 +39,7 @@ BASE = "base_model_name_or_path"
 _OF_BOTH = ("cache_dir", "force_download", "proxies", "token")
 
 
-def base_of(name: FolderOrName, download: Download) -> tuple[str, dict[str, Any]]:
+def base_of(name: FolderOrName, download: Download) -> tuple[str, Download]:
     """Find the drafter that an adapter belongs to.
 
     Args:

@@ -16,8 +16,6 @@ NVIDIA/Model-Optimizer (0371364), `angelspec/models/` and `config/` of Tencent/A
 
 from __future__ import annotations
 
-from typing import Any
-
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import SLIDING
 from hf_domino.configuration.domino_config import DominoConfig
@@ -31,6 +29,7 @@ from hf_domino.formats.fields import (
     OF_TARGETS,
     READ_OF_BLOCKS,
     READ_OF_DECODERS,
+    Fields,
     Format,
     StoredConfig,
     backbone_fields,
@@ -71,7 +70,7 @@ MUSE_TYPE = "muse_glimmer_assistant"
 MUSE_TARGET_TYPE = "muse_glimmer_text"
 
 
-def _fields(stored: StoredConfig) -> dict[str, Any]:
+def _fields(stored: StoredConfig) -> Fields:
     stored = merged(stored, SECTION, DSPARK_SECTION)
     classes = classes_of(stored)
     is_next = DEEPSPEC_CLASS in classes or "markov_rank" in stored  # restamped, too
@@ -108,7 +107,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     return fields | _window_fields(stored, fields) | head_fields(stored, fields["projector_type"])
 
 
-def _xpress_fields(stored: StoredConfig) -> dict[str, Any]:
+def _xpress_fields(stored: StoredConfig) -> Fields:
     """Read what the authors of XPress call otherwise than speculators."""
     required(stored, "xpress_rank", "xpress_mlp_hidden")
     rank = stored["xpress_rank"]
@@ -124,7 +123,7 @@ def _xpress_fields(stored: StoredConfig) -> dict[str, Any]:
     return found
 
 
-def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
+def _window_fields(stored: StoredConfig, backbone: Fields) -> Fields:
     """Apply `use_swa` and a stated causality to the backbone's windows."""
     types = backbone.get("layer_types")
     window = backbone.get("sliding_window")
@@ -161,7 +160,7 @@ def projector_type_of(stored: StoredConfig) -> str:
     return given
 
 
-def stored_dflash(config: DominoConfig) -> dict[str, Any]:
+def stored_dflash(config: DominoConfig) -> Fields:
     """Write it as the releases are: sizes and the block at the top, the drafter's own fields inside.
 
     DeepSpec has all of DSpark's at the top, and z-lab the size of DFlash 2's block inside, too.
@@ -221,7 +220,7 @@ DFLASH_CONFIG = Format(
 )
 
 
-def _fields_of_muse(stored: StoredConfig) -> dict[str, Any]:
+def _fields_of_muse(stored: StoredConfig) -> Fields:
     stored = merged(stored, SECTION)
     vocab_size = stored.get("vocab_size") or decoder_of({"model_type": MUSE_TARGET_TYPE}).vocab_size
     fields = _fields(decoder_of(stored).to_dict() | stored | {"vocab_size": vocab_size})

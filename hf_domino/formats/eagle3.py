@@ -16,13 +16,13 @@ NVIDIA/Model-Optimizer.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
 
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     DECODER_SIZES,
     OF_TARGETS,
     READ_OF_DECODERS,
+    Fields,
     Format,
     StoredConfig,
     backbone_fields,
@@ -74,7 +74,7 @@ def _matches(stored: StoredConfig) -> bool:
     return bool(ARCHITECTURES & classes) or is_authors
 
 
-def _fields(stored: StoredConfig) -> dict[str, Any]:
+def _fields(stored: StoredConfig) -> Fields:
     nested = section_of(stored, NESTED)
     is_nested = KIND in stored
     stored = merged(stored, NESTED)

@@ -29,6 +29,7 @@ from hf_domino.formats.fields import (
     CORRECT_IT,
     DTYPE_FIELDS,
     LABELS,
+    Fields,
     Format,
     StoredConfig,
     classes_of,
@@ -123,7 +124,7 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
     return found, _config(found, stored, dict(overrides or {}))
 
 
-def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:
+def _config(found: Format, stored: StoredConfig, overrides: Fields) -> DominoConfig:
     try:
         found.refuse_what_is_not_run(stored)
         fields = found.fields(stored)
@@ -146,7 +147,7 @@ def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> D
         raise ValueError(f"config.json ({found.name}) cannot be read: {reason}. {CORRECT_IT}") from error
 
 
-def _check_types(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+def _check_types(fields: Fields, overrides: Fields) -> None:
     """Check types first: a text compared with a range gives an error that does not name the field."""
     for name, annotation in all_fields().items():  # texts, such as "list[int] | None"
         if name in fields and not any(_is_a(kind, fields[name]) for kind in annotation.split(" | ")):

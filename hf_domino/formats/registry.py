@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import OF_TRANSFORMERS, DominoConfig
 from hf_domino.configuration.registry import all_fields
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, MUSE_GLIMMER, SECTION
 from hf_domino.formats.eagle3 import EAGLE3
-from hf_domino.formats.fields import CANNOT_RUN, ROTARY, Format, StoredConfig
+from hf_domino.formats.fields import CANNOT_RUN, ROTARY, Fields, Format, StoredConfig
 from hf_domino.formats.speculators import SPECULATORS
 
 ALWAYS_OURS = "draft_pool_size"  # stands in every file that we wrote, and in no other project's
@@ -62,7 +61,7 @@ class _OurFields:
         return iter((*DominoConfig.__dataclass_fields__, *all_fields(), *OF_TRANSFORMERS, *ROTARY))
 
 
-def _own_fields(stored: StoredConfig) -> dict[str, Any]:
+def _own_fields(stored: StoredConfig) -> Fields:
     """Return all of a file's fields but the words for rotary positions, which are read wherever they stand."""
     fields = {name: value for name, value in stored.items() if name not in ROTARY}
     if isinstance(rope := stored.get("rope_parameters"), dict):

@@ -164,22 +164,20 @@ def _weight_files(name: FolderOrName, variant: str, download: Download) -> Itera
         yield file
 
 
-def _tensors(path: Path) -> list[StoredTensor]:
+def _tensors(path: Path) -> Iterator[StoredTensor]:
     """List the tensors of a file."""
-    found = []
     try:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 tensor = file.get_slice(name)
-                found.append(StoredTensor(path, name, tuple(tensor.get_shape())))
                 if (dtype := tensor.get_dtype()) not in FLOATS and not is_of_target(name):
                     remedy = "The weights are quantised; an engine such as vLLM or SGLang may run them."
                     expected = f"one of {', '.join(sorted(FLOATS))}"
                     raise refusal(f"the dtype of the checkpoint's {name}", expected, dtype, remedy)
+                yield StoredTensor(path, name, tuple(tensor.get_shape()))
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise refusal(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
-    return found
 
 
 def find_file(name: FolderOrName, file: str, download: Download) -> Path | None:

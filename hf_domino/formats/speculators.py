@@ -27,6 +27,7 @@ from hf_domino.formats.fields import (
     READ_OF_BLOCKS,
     ROTARY,
     SCALES,
+    Fields,
     Format,
     StoredConfig,
     backbone_fields,
@@ -49,7 +50,7 @@ PROPOSALS = "speculative_tokens"
 DRAFT_VOCAB_SIZE = 32000
 BLOCK_SIZE = 8
 # Kinds that are read, with defaults of their own classes; and classes of what is written.
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, Fields] = {
     "domino": {"gru_hidden_dim": 1024, "emb_dim": 256, "pure_draft_prefix_len": 1},
     "dspark": {},
     "dflash2": {
@@ -74,7 +75,7 @@ WRITTEN = {
 }
 
 
-def _fields(stored: StoredConfig) -> dict[str, Any]:
+def _fields(stored: StoredConfig) -> Fields:
     if (kind := stored[KIND]) not in DEFAULTS:
         raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
     if (given := stored.get("projector_type", kind)) != kind:
@@ -132,7 +133,7 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
     return [index - 1 for index in aux_ids]
 
 
-def stored_speculators(config: DominoConfig) -> dict[str, Any]:
+def stored_speculators(config: DominoConfig) -> Fields:
     """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
     kind = config.projector_type
     is_dflash2 = kind == "dflash2"

@@ -101,7 +101,6 @@ class DominoTrainer(Trainer):
 
     optimizer: torch.optim.Optimizer | None
     args: DominoTrainingArguments
-    data_collator: Any
 
     def __init__(
         self,

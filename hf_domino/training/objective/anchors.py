@@ -71,18 +71,15 @@ def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple
     columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
     if STATES in rows[0]:
         columns[STATES] = [row[STATES] for row in rows]
-    return {
-        name: _padded(values, multiple, pad_token_id if name == "input_ids" else 0) for name, values in columns.items()
-    }
-
-
-def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor:
-    """Stack rows `[S, ...]` of several lengths, padded on the right to a multiple."""
-    padded = pad_sequence(rows, batch_first=True, padding_value=value)
-    spare = -padded.shape[1] % multiple
-    if spare:
-        return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value)
-    return padded
+    batch = {}
+    for name, values in columns.items():
+        value = pad_token_id if name == "input_ids" else 0
+        padded = pad_sequence(values, batch_first=True, padding_value=value)
+        spare = -padded.shape[1] % multiple
+        if spare:
+            padded = F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value)
+        batch[name] = padded
+    return batch
 
 
 def collate_and_draw(collate: Callable[[Any], Batch], args: Any, epoch: torch.Tensor, rows: Any) -> Batch:

@@ -29,6 +29,7 @@ from hf_domino.formats.fields import (
     OF_TARGETS,
     READ_OF_BLOCKS,
     READ_OF_DECODERS,
+    ROPE_SECTIONS,
     Fields,
     Format,
     StoredConfig,
@@ -91,7 +92,7 @@ def _fields(stored: StoredConfig) -> Fields:
     if XPRESS_CLASS in classes:
         stored |= _xpress_fields(stored)
     required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
-    if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
+    if all(section_of(stored, place).get("rope_theta") is None for place in ROPE_SECTIONS):
         required(stored, "rope_theta")
     # DeepSpec copies its target's partial rotation, and turns whole heads.
     fields = backbone_fields(stored, turns_whole_heads=is_next) | {

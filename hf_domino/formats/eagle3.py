@@ -19,6 +19,7 @@ from collections.abc import Container
 
 from hf_domino.formats.fields import (
     CANNOT_RUN,
+    DECODER_SECTION,
     DECODER_SIZES,
     OF_TARGETS,
     READ_OF_DECODERS,
@@ -34,7 +35,7 @@ from hf_domino.formats.fields import (
     required,
     section_of,
 )
-from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
+from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, layer_ids_of
 
 BLOCK_SIZE = 7  # files do not say how many tokens are drafted
 NESTED = "eagle_config"
@@ -86,8 +87,8 @@ def _fields(stored: StoredConfig) -> Fields:
         stored["model_type"] = "qwen3"
     layer: StoredConfig = stored
     if is_nested:
-        required(stored, SECTION)
-        layer = section_of(stored, SECTION)
+        required(stored, DECODER_SECTION)
+        layer = section_of(stored, DECODER_SECTION)
     else:
         required(stored, *DECODER_SIZES[:4])
     fields = backbone_fields(layer, turns_whole_heads=DEEPSPEC in classes)
@@ -125,7 +126,7 @@ EAGLE3 = Format(
     matches=_matches,
     fields=_fields,
     renames={r"^(model\.)?midlayer\.": "layers.0."},
-    reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
+    reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, DECODER_SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
     only=RUN,
     harmless=("speculators_config", "ttt_*", "embed_requires_grad", *OF_DEEPSPEC.split(), *OF_TARGETS.split()),
     check_tensors=_check_tensors,

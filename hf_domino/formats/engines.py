@@ -17,11 +17,11 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
-from hf_domino.formats.dflash_config import DFLASH_CONFIG, projector_type_of
-from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
+from hf_domino.formats.dflash_config import DFLASH_CONFIG, SECTION, projector_type_of
 from hf_domino.formats.fields import (
     BLOCK_METHODS,
     CONVOLUTION,
+    DECODER_SECTION,
     FUSION,
     OF_BLOCKS,
     Format,
@@ -31,7 +31,6 @@ from hf_domino.formats.fields import (
 )
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
-from hf_domino.formats.speculators import SECTION as LAYER_SECTION
 
 DOMINO = ("domino",)
 DFLASH = ("dflash",)
@@ -236,7 +235,7 @@ def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
     if found not in engine.reads:
         expected = " or ".join(format.name for format in engine.reads)
         return (Unmet("the format", expected, found and found.name, "Export it with another format."),)
-    given = {**section_of(stored, LAYER_SECTION), **merged(stored, DFLASH_SECTION)}
+    given = {**section_of(stored, DECODER_SECTION), **merged(stored, SECTION)}
     kind = given["projector_type"] = projector_type_of(given)
     refused = []
     for rule in engine.rules:

@@ -42,7 +42,6 @@ from hf_domino.formats.fields import (
     stored_head,
 )
 
-SECTION = DECODER_SECTION
 KIND = "speculators_model_type"
 VERIFIER = "speculators_config"
 PROPOSALS = "speculative_tokens"
@@ -84,8 +83,8 @@ def _fields(stored: StoredConfig) -> Fields:
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]
     stored = DEFAULTS[kind] | stored
-    required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
-    decoder = dict(section_of(stored, SECTION))
+    required(stored, DECODER_SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
+    decoder = dict(section_of(stored, DECODER_SECTION))
     if stored.get("layer_types"):  # they may stand beside the backbone
         decoder["layer_types"] = stored["layer_types"]
     refuse_others_than(dict.fromkeys(OF_BLOCKS, False), decoder)  # which count where the drafter's own fields are
@@ -94,9 +93,11 @@ def _fields(stored: StoredConfig) -> Fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
     for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
         if stored.get(name) not in (None, fields[name]):
-            raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
+            raise refusal(name, f"{fields[name]} as in {DECODER_SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
-        raise refusal("target_hidden_size", f"{fields['hidden_size']} ({SECTION}.hidden_size)", width, CANNOT_RUN)
+        raise refusal(
+            "target_hidden_size", f"{fields['hidden_size']} ({DECODER_SECTION}.hidden_size)", width, CANNOT_RUN
+        )
     stored.setdefault("block_size", BLOCK_SIZE)
     return fields | {
         "block_size": stored["block_size"],
@@ -172,7 +173,7 @@ def stored_speculators(config: DominoConfig) -> Fields:
             "verifier": {"name_or_path": config.target_name, "architectures": []},
         },
         KIND: kind,
-        SECTION: backbone,
+        DECODER_SECTION: backbone,
     }
 
 
@@ -181,6 +182,6 @@ SPECULATORS = Format(
     matches=lambda stored: KIND in stored,
     fields=_fields,
     renames={r"^logits_correction\.": "", **CODEBOOKS},
-    reads=(*READ_OF_BLOCKS, *ROTARY, KIND, SECTION, VERIFIER, *OWN.split()),
+    reads=(*READ_OF_BLOCKS, *ROTARY, KIND, DECODER_SECTION, VERIFIER, *OWN.split()),
     harmless=("algorithm", "default_proposal_method", "target_layer_ids", "confidence_head_alpha"),
 )

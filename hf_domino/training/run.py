@@ -48,8 +48,9 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     """
     since = time.perf_counter()
     check_fields(names, shape, data, args)
-    check_writable(Path(str(args.output_dir)), "output_dir")
-    with alone_in_folder(args), needing_room(Path(str(args.output_dir)), MAKE_ROOM):
+    folder = Path(str(args.output_dir))
+    check_writable(folder, "output_dir")
+    with alone_in_folder(args), needing_room(folder, MAKE_ROOM):
         trainer, checkpoint = make_trainer(names, shape, data, args, since)
         if trainer.is_world_process_zero():
             say_what_it_takes(trainer)

@@ -23,6 +23,7 @@ from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.forward import STATES, Batch, draft_blocks, read_target
 from hf_domino.training.objective.losses import corrected_positions, draft_logits
 
+Rounds = list[list[int]]  # for each sequence the tokens that each of its rounds emits
 ANCHORS_PER_FORWARD = 64
 
 
@@ -32,7 +33,7 @@ def walk_acceptance(
     sequences: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
     hidden_states: Sequence[torch.Tensor | None] | None = None,
-) -> list[list[int]]:
+) -> Rounds:
     """Acceptance lengths of the rounds that greedy generation would run over the target's own greedy text.
 
     Args:
@@ -53,12 +54,12 @@ def walk_acceptance(
 
 def walk_rounds(
     drafter: DominoDraftModel, target: PreTrainedModel, texts: Iterable[tuple[Sequence[int], int, torch.Tensor | None]]
-) -> tuple[list[list[int]], list[list[int]]]:
+) -> tuple[Rounds, Rounds]:
     """Rounds of the base logits alone, and those of [`walk_acceptance`], at the price of one walk."""
     was_training = drafter.training
     drafter.eval()
     view = TargetModel(target, drafter.config.layer_ids(target.config))
-    found: tuple[list[list[int]], list[list[int]]] = ([], [])
+    found: tuple[Rounds, Rounds] = ([], [])
     for sequence, start, states in texts:
         batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
         if states is not None:

@@ -7,18 +7,19 @@ drops reasoning, becomes an example of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from hf_domino.data.chat import Message, encode_prompt
+from hf_domino.data.chat import Message, render_chat
 from hf_domino.data.encoding import encode_text
-from hf_domino.data.names import template_arguments
+from hf_domino.data.names import Fields, template_arguments
 from hf_domino.data.prompts import ASSISTANT, Prompt
 from hf_domino.data.records import at
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Do, Rows
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer, Written
 
+Answer = dict[str, Any]  # to a prompt, with the fields that `write_answers` lists
 TOO_LONG = "too long"
 UNENDED = "unended"
 REFUSED = "refused by the chat template"
@@ -66,9 +67,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
     return do("answers", len(batches), make)
 
 
-def _read(
-    answer: dict[str, Any], prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Mapping[str, Any]
-) -> list[int] | None:
+def _read(answer: Answer, prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Fields) -> list[int] | None:
     """Return the token ids up to the target's next turn, or None if the template rejects what the target wrote."""
     if not prompt.messages:
         return encode_text(prompt.text, tokenizer, goes_on=True)
@@ -76,7 +75,8 @@ def _read(
     arguments = {**template_kwargs, **template_arguments(prompt.fields)}
     try:
         with at(f"prompt {answer['number'] + 1}"):
-            return encode_prompt(answer["messages"], tokenizer, arguments)
+            text = render_chat(answer["messages"], tokenizer, arguments, add_generation_prompt=True)
+            return tokenizer(text, add_special_tokens=False)["input_ids"]
     except ValueError as error:
         if turn == 0:  # the record's own words
             raise
@@ -85,7 +85,7 @@ def _read(
         return None
 
 
-def _add(answer: dict[str, Any], read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> None:
+def _add(answer: Answer, read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> None:
     """Append what the target wrote to what it read."""
     examples = answer["rows"]
     if not examples or read[: len(examples[-1]["input_ids"])] != examples[-1]["input_ids"]:

@@ -10,13 +10,12 @@ target never writes one.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from hf_domino._common.refusal import refusal
-from hf_domino.data.names import MESSAGE, check_names, has_loss
+from hf_domino.data.names import MESSAGE, Fields, check_names, has_loss
 from hf_domino.data.records import at
 
 GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
@@ -42,7 +41,7 @@ MESSAGE_FIELDS = "`role` and `content`, which must be text (or null beside `tool
 # --- messages -----------------------------------------------------------------------------------------------------
 
 
-def field_of(record: Mapping[str, Any], needed: str) -> str:
+def field_of(record: Fields, needed: str) -> str:
     """Find the field that a record's text or chat is in."""
     for name in ("messages", "conversations", "prompt", "text"):
         if name in record:
@@ -50,7 +49,7 @@ def field_of(record: Mapping[str, Any], needed: str) -> str:
     raise ValueError(f"needs {needed}, got {', '.join(f'`{name}`' for name in record) or 'none'}.")
 
 
-def read_string(record: Mapping[str, Any], field: str) -> str:
+def read_string(record: Fields, field: str) -> str:
     """Read a field that must be a string."""
     value = record.get(field)
     if not isinstance(value, str):
@@ -58,7 +57,7 @@ def read_string(record: Mapping[str, Any], field: str) -> str:
     return value
 
 
-def read_messages(record: Mapping[str, Any], field: str) -> list[Message]:
+def read_messages(record: Fields, field: str) -> list[Message]:
     """Read the messages of a record, each with a `role` and a `content` that is a string.
 
     Example:
@@ -95,7 +94,7 @@ def _read_message(given: Any, name: str) -> Message:
     if isinstance(given, dict):
         message = {field: value for field, value in given.items() if value is not None}
     speaker = message.get("role")
-    roles = dict(zip(SPEAKERS, SPEAKERS, strict=True))
+    roles = {name: name for name in SPEAKERS}
     if "from" in message and speaker is None:
         speaker = message.pop("from")
         roles = ROLES
@@ -122,9 +121,7 @@ class _Turn(NamedTuple):
     text: str
 
 
-def encode_chat(
-    messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any], start: int = 0
-) -> list[Example]:
+def encode_chat(messages: list[Message], tokenizer: Any, template_kwargs: Fields, start: int = 0) -> list[Example]:
     """Render a conversation, and mark the assistant's tokens in the messages from `start` on.
 
     Most conversations give one example. Every turn that the template renders differently within the whole conversation
@@ -141,14 +138,20 @@ def encode_chat(
             f"the chat does not). {UNANSWERED}"
         )
     turns, examples = _turns_of(messages, answers, tokenizer, template_kwargs)
-    whole = _render(messages, tokenizer, template_kwargs)
+    whole = render_chat(messages, tokenizer, template_kwargs)
     count = len(messages)
     while turns:
         shown = [turn for turn in turns if whole.startswith(turn.text)]
         if shown:
             spans = [(turn.begin, len(turn.text)) for turn in shown]
-            blocks = _generation_blocks(messages[:count], tokenizer, template_kwargs)
-            if blocks is not None:
+            if _has_generation_blocks(tokenizer):
+                arguments = {**tokenizer.special_tokens_map, **template_kwargs}
+                _, (blocks,) = render_jinja_template(
+                    [messages[:count]],
+                    chat_template=tokenizer.chat_template,
+                    return_assistant_tokens_mask=True,
+                    **arguments,
+                )
                 spans = [(max(begin, first), min(end, last)) for begin, end in spans for first, last in blocks]
             examples.append(_mark(whole, spans, tokenizer))
             turns = [turn for turn in turns if turn not in shown]
@@ -159,7 +162,7 @@ def encode_chat(
 
 
 def _turns_of(
-    messages: list[Message], answers: list[int], tokenizer: Any, template_kwargs: Mapping[str, Any]
+    messages: list[Message], answers: list[int], tokenizer: Any, template_kwargs: Fields
 ) -> tuple[list[_Turn], list[Example]]:
     """Find the turns to learn, and an `UNALIGNABLE` for each turn that does not begin with its generation prompt."""
     turns: list[_Turn] = []
@@ -170,25 +173,15 @@ def _turns_of(
             learned = has_loss(message, can_learn=message["role"] == "assistant")
         if number not in answers or not learned:
             continue
-        before = render_prompt(messages[:number], tokenizer, template_kwargs)
-        after = _render(messages[: number + 1], tokenizer, template_kwargs)
+        before = render_chat(messages[:number], tokenizer, template_kwargs, add_generation_prompt=True)
+        after = render_chat(messages[: number + 1], tokenizer, template_kwargs)
         if not after.startswith(before):
             if not _has_generation_blocks(tokenizer):
                 unalignable.append(UNALIGNABLE)
                 continue
-            before = _render(messages[:number], tokenizer, template_kwargs)  # the blocks say where the turn begins
+            before = render_chat(messages[:number], tokenizer, template_kwargs)  # the blocks say where the turn begins
         turns.append(_Turn(number, len(before), after))
     return turns, unalignable
-
-
-def encode_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[int]:
-    """Encode a conversation up to where the assistant's next turn begins."""
-    return tokenizer(render_prompt(messages, tokenizer, template_kwargs), add_special_tokens=False)["input_ids"]
-
-
-def render_prompt(messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> str:
-    """Render a conversation up to where the assistant's next turn begins."""
-    return _render(messages, tokenizer, template_kwargs, add_generation_prompt=True)
 
 
 def _mark(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Example:
@@ -216,22 +209,10 @@ def _has_generation_blocks(tokenizer: Any) -> bool:
     return isinstance(template, str) and GENERATION_BLOCK.search(template) is not None
 
 
-def _generation_blocks(
-    messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any]
-) -> list[tuple[int, int]] | None:
-    """Find the generation blocks of a rendered conversation; return None for a template without any."""
-    if not _has_generation_blocks(tokenizer):
-        return None
-    arguments = {**tokenizer.special_tokens_map, **template_kwargs}
-    _, (blocks,) = render_jinja_template(
-        [messages], chat_template=tokenizer.chat_template, return_assistant_tokens_mask=True, **arguments
-    )
-    return blocks
-
-
-def _render(
-    messages: list[Message], tokenizer: Any, template_kwargs: Mapping[str, Any], add_generation_prompt: bool = False
+def render_chat(
+    messages: list[Message], tokenizer: Any, template_kwargs: Fields, add_generation_prompt: bool = False
 ) -> str:
+    """Render a conversation; with `add_generation_prompt`, up to where the assistant's next turn begins."""
     if ours := [name for name in OURS if name in template_kwargs]:
         raise refusal(
             "chat_template_kwargs", "variables of the chat template", ours[0], "Leave it out: it is set here."

@@ -5,7 +5,6 @@ An example is `{"input_ids": [...], "loss_mask": [...]}`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from operator import contains
 from typing import Any
 
@@ -23,6 +22,7 @@ from hf_domino.data.names import (
     CHAT,
     IDS,
     TEXT,
+    Fields,
     check_names,
     has_loss,
     read_system,
@@ -35,7 +35,7 @@ UNLABELLED = -100  # as Transformers marks tokens without loss
 NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `input_ids`"
 
 
-def encode_record(record: Mapping[str, Any], tokenizer: Any, template_kwargs: Mapping[str, Any]) -> list[Example]:
+def encode_record(record: Fields, tokenizer: Any, template_kwargs: Fields) -> list[Example]:
     """Encode one record as uncut examples; some conversations give more than one."""
     if "input_ids" in record:
         check_names(record, IDS)
@@ -95,7 +95,7 @@ def _supervised(ids: list[int], start: int = 0) -> Example:
     return {"input_ids": list(ids), "loss_mask": [int(position >= start) for position in range(len(ids))]}
 
 
-def _read_ids(record: Mapping[str, Any]) -> Example:
+def _read_ids(record: Fields) -> Example:
     """Read token ids, with the loss on those tokens on which every mask of the record puts it."""
     ids = record["input_ids"]
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
@@ -130,7 +130,7 @@ def _read_ids(record: Mapping[str, Any]) -> Example:
     return {"input_ids": ids, "loss_mask": loss_mask}
 
 
-def _answer(record: Mapping[str, Any]) -> str:
+def _answer(record: Fields) -> str:
     if record.get("completion") is None:
         raise ValueError(f"field `completion` must be a string, got None. {UNANSWERED}")
     return read_string(record, "completion")

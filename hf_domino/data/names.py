@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+Fields = Mapping[str, Any]  # of a record, of a message, or of a chat template, by their names
 # What a name may stand beside, or in.
 IDS = "`input_ids`"
 CHAT = "a chat"
@@ -50,7 +51,7 @@ NAMES = {
 WEIGHTS = tuple(name for name, rule in NAMES.items() if rule is _WEIGHT)
 
 
-def check_names(fields: Mapping[str, Any], where: str, changes: tuple[str, ...] = (LOSS, PROMPT)) -> None:
+def check_names(fields: Fields, where: str, changes: tuple[str, ...] = (LOSS, PROMPT)) -> None:
     """Refuse the fields of a record or a message that change the loss or the prompt and are not read there.
 
     Empty fields are ignored, and so are `labels` that are not a list, because those hold the class of a text.
@@ -65,7 +66,7 @@ def check_names(fields: Mapping[str, Any], where: str, changes: tuple[str, ...] 
         raise ValueError(f"field `{name}` {said}, got {_short(value)}. {instead}")
 
 
-def has_loss(fields: Mapping[str, Any], can_learn: bool = True) -> bool:
+def has_loss(fields: Fields, can_learn: bool = True) -> bool:
     """Return whether a record or a message is learned, which its weights say by 1 or true, or by 0 or false.
 
     Only the assistant's messages can be learned (`can_learn`), so a weight of 1 elsewhere is an error.
@@ -83,7 +84,7 @@ def has_loss(fields: Mapping[str, Any], can_learn: bool = True) -> bool:
     return learned
 
 
-def read_system(record: Mapping[str, Any]) -> str | None:
+def read_system(record: Fields) -> str | None:
     """Read the system turn that a record names beside its chat; return None if there is none."""
     given = [record[name] for name in ("system", "system_prompt") if record.get(name)]
     if not given:
@@ -93,7 +94,7 @@ def read_system(record: Mapping[str, Any]) -> str | None:
     return given[0]
 
 
-def read_template_fields(record: Mapping[str, Any]) -> dict[str, Any]:
+def read_template_fields(record: Fields) -> dict[str, Any]:
     """Read the fields that are arguments of the chat template, as objects or JSON, and leave out empty ones."""
     read = {}
     fields = (("tools", list, "a list of objects"), ("chat_template_kwargs", dict, "an object"))
@@ -109,7 +110,7 @@ def read_template_fields(record: Mapping[str, Any]) -> dict[str, Any]:
     return read
 
 
-def template_arguments(fields: Mapping[str, Any]) -> dict[str, Any]:
+def template_arguments(fields: Fields) -> dict[str, Any]:
     """Turn fields that [`read_template_fields`] read into arguments of the chat template."""
     arguments = dict(fields.get("chat_template_kwargs", {}))
     if "tools" in fields:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +10,7 @@ from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message, field_of, read_messages, read_string, with_own_system, with_system
 from hf_domino.data.filters import Exclusions, words_of
-from hf_domino.data.names import CHAT, PROMPT, TEXT, check_names, read_system, read_template_fields
+from hf_domino.data.names import CHAT, PROMPT, TEXT, Fields, check_names, read_system, read_template_fields
 from hf_domino.data.records import at
 
 ASSISTANT = "assistant"
@@ -56,7 +55,7 @@ class Prompt:
         return turns
 
 
-def prompt_of(record: Mapping[str, Any], place: str, plain: bool = False, system: str | None = None) -> Prompt:
+def prompt_of(record: Fields, place: str, plain: bool = False, system: str | None = None) -> Prompt:
     """Read the prompt of a record with `messages`, `conversations`, `prompt` (a string or messages) or `text`."""
     with at(place):
         field = field_of(record, PROMPT_FIELDS)

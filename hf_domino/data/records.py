@@ -112,13 +112,8 @@ def from_table(table: Any, name: str) -> Source:
 
 def read_records(path: Path) -> Iterator[PlacedRecord]:
     """Yield the records of a `.jsonl`, `.json` or `.parquet` file with their places, and skip empty lines."""
-    if path.suffix == ".parquet":
-        placed = _parquet(path)
-    elif path.suffix == ".json":
-        placed = _json_list(path)
-    else:
-        placed = _json_lines(path)
-    for place, record in placed:
+    read = {".parquet": _parquet, ".json": _json_list}.get(path.suffix, _json_lines)
+    for place, record in read(path):
         yield place, _without_nulls(record, place, is_table=path.suffix == ".parquet")
 
 

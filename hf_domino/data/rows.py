@@ -23,7 +23,8 @@ from hf_domino._common.notices import notice
 from hf_domino._common.version import __version__
 from hf_domino.data.chat import UNALIGNABLE, Example
 from hf_domino.data.encoding import encode_record
-from hf_domino.data.records import Source, at, from_files, from_table
+from hf_domino.data.names import Fields
+from hf_domino.data.records import PlacedRecord, Source, at, from_files, from_table
 
 READ_AS = 1  # part of the cache's key: raise it when the same text gives other rows
 ROWS_AT_ONCE = 1024
@@ -177,8 +178,8 @@ def load_rows(
         path = from_files(paths)
     counts = RowCounts()
     template_kwargs = dict(chat_template_kwargs or {})
-    records = itertools.islice(_encoded(path, tokenizer, template_kwargs), max_rows)
-    read = _usable(records, max_length, vocab_size, counts)
+    records = itertools.islice(path.records(), max_rows)
+    read = _usable(records, tokenizer, template_kwargs, max_length, vocab_size, counts)
     digest = path.fingerprint()
     if digest is None:
         rows = _table(list(read))
@@ -204,20 +205,19 @@ def encode_dataset(dataset: Any, name: str, **options: Any) -> Any:
     return load_rows(from_table(dataset, name), **options)
 
 
-def _encoded(source: Source, tokenizer: Any, template_kwargs: Mapping[str, Any]) -> Iterator[tuple[str, list[Example]]]:
-    """Yield the rows of each record with its place."""
-    for place, record in source.records():
+def _usable(
+    records: Iterable[PlacedRecord],
+    tokenizer: Any,
+    template_kwargs: Fields,
+    max_length: int,
+    vocab_size: int | None,
+    counts: RowCounts,
+) -> Iterator[Example]:
+    """Encode records, yield the rows that can be trained on, cut to length, and count the others."""
+    seen: set[int] = set()
+    for place, record in records:
         with at(place):
             rows = encode_record(record, tokenizer, template_kwargs)
-        yield place, rows
-
-
-def _usable(
-    records: Iterable[tuple[str, list[Example]]], max_length: int, vocab_size: int | None, counts: RowCounts
-) -> Iterator[Example]:
-    """Yield the rows that can be trained on, cut to length, and count the others."""
-    seen: set[int] = set()
-    for place, rows in records:
         counts.records += 1
         for row in rows:
             most = max(row["input_ids"], default=0)

@@ -10,8 +10,9 @@ from typing import Any
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
-from hf_domino.data.chat import render_prompt, with_system
+from hf_domino.data.chat import render_chat, with_system
 from hf_domino.data.filters import Exclusions, loops
+from hf_domino.data.names import Fields
 from hf_domino.data.prompts import USER, Prompt, PromptFilter
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Do, Rows
@@ -34,12 +35,12 @@ def check_chat_template(tokenizer: Any) -> None:
 
 
 def find_user_turn(
-    tokenizer: Any, ends: Sequence[int], system: str | None, template_kwargs: Mapping[str, Any]
+    tokenizer: Any, ends: Sequence[int], system: str | None, template_kwargs: Fields
 ) -> tuple[list[int], tuple[int, ...]]:
     """Find the token ids of a chat up to the user's first word, and the token ids that end the user's turn."""
     check_chat_template(tokenizer)
     messages = with_system([{"role": USER, "content": SENTINEL}], system)
-    text = render_prompt(messages, tokenizer, template_kwargs)
+    text = render_chat(messages, tokenizer, template_kwargs, add_generation_prompt=True)
     before, _, behind = text.partition(SENTINEL)
     if text.count(SENTINEL) != 1:
         remedy = f"A user's turn cannot be left open in this template. {WAY_OUT}"

@@ -17,7 +17,7 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import write_whole
-from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, write_answers
+from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, Answer, write_answers
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.prompts import Prompt, PromptFilter, prompt_of
 from hf_domino.data.records import Source, from_files
@@ -188,7 +188,7 @@ def _check_kept(report: Mapping[str, Any], settings: WritingSettings) -> None:
         notice(f"Only {said}.")
 
 
-def _drop_reason(answer: Mapping[str, Any], settings: WritingSettings) -> str | None:
+def _drop_reason(answer: Answer, settings: WritingSettings) -> str | None:
     """Return why an answer is dropped; a chat that grew too long is kept up to that turn."""
     reason = answer["flaw"]
     is_dropped = reason == UNENDED and not settings.keep_unended
@@ -205,7 +205,7 @@ def _rank(prompt: Prompt) -> str:
     return hashlib.sha256(repr((prompt.messages, prompt.text)).encode()).hexdigest()
 
 
-def _words_of(answer: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
+def _words_of(answer: Answer, prompt: Prompt) -> dict[str, Any]:
     """Return the words of an example, for people to read and for a benchmark to use as a prompt."""
     if prompt.messages:
         return {"messages": answer["messages"], **prompt.fields}

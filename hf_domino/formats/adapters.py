@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,17 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_loaded, interpret, shown
 from hf_domino.formats.registry import format_of
-from hf_domino.formats.source import ADAPTER_CONFIG, AGAIN, CONFIG, check_source, find_file, read_config, read_object
+from hf_domino.formats.source import (
+    ADAPTER_CONFIG,
+    AGAIN,
+    CONFIG,
+    Download,
+    FolderOrName,
+    check_source,
+    find_file,
+    read_config,
+    read_object,
+)
 from hf_domino.target.identity import TargetIdentity
 
 PREFIX = "base_model.model."  # of names in an adapter's file
@@ -29,7 +39,7 @@ BASE = "base_model_name_or_path"
 _OF_BOTH = ("cache_dir", "force_download", "proxies", "token")
 
 
-def base_of(name: str | os.PathLike, download: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def base_of(name: FolderOrName, download: Download) -> tuple[str, Download]:
     """Find the drafter that an adapter belongs to.
 
     Args:
@@ -42,7 +52,7 @@ def base_of(name: str | os.PathLike, download: Mapping[str, Any]) -> tuple[str, 
     Raises:
         ValueError: If the adapter names no other drafter, or one that is not there.
     """
-    path = find_file(name, ADAPTER_CONFIG, dict(download))
+    path = find_file(name, ADAPTER_CONFIG, download)
     assert path is not None  # who asks has found no config.json
     base = read_object(path).get(BASE)
     field = f"{BASE} in {ADAPTER_CONFIG} of {os.fspath(name)}"
@@ -57,15 +67,15 @@ def base_of(name: str | os.PathLike, download: Mapping[str, Any]) -> tuple[str, 
     return base, of_base
 
 
-def stored_config(name: str | os.PathLike, download: Mapping[str, Any]) -> StoredConfig:
+def stored_config(name: FolderOrName, download: Download) -> StoredConfig:
     """Read config.json of a model, or of the one that an adapter belongs to."""
-    stored = read_config(name, dict(download))
+    stored = read_config(name, download)
     if stored is None:
         return stored_config(*base_of(name, download))
     return stored
 
 
-def unread_fields(name: str | os.PathLike) -> list[str]:
+def unread_fields(name: FolderOrName) -> list[str]:
     """Name the fields of a loaded drafter's config.json that are neither read nor known to change no draft."""
     stored = stored_config(name, {"local_files_only": True})
     found = format_of(stored)
@@ -74,7 +84,7 @@ def unread_fields(name: str | os.PathLike) -> list[str]:
     return found.unread(stored)
 
 
-def drafter_config(name: str | os.PathLike) -> DominoConfig:
+def drafter_config(name: FolderOrName) -> DominoConfig:
     """Read the configuration of a drafter or an adapter, a folder or a Hub name, without its weights."""
     config = interpret(stored_config(name, {}))[1]
     if read_config(name, {}) is None:
@@ -82,7 +92,7 @@ def drafter_config(name: str | os.PathLike) -> DominoConfig:
     return config
 
 
-def load_adapted(load: Callable[..., Any], name: str | os.PathLike, *args: Any, **arguments: Any) -> tuple[Any, Any]:
+def load_adapted(load: Callable[..., Any], name: FolderOrName, *args: Any, **arguments: Any) -> tuple[Any, Any]:
     """Load an adapter's drafter and merge the adapter into its weights.
 
     Args:
@@ -103,7 +113,7 @@ def load_adapted(load: Callable[..., Any], name: str | os.PathLike, *args: Any, 
     return drafter, info
 
 
-def _merge(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
+def _merge(drafter: Any, name: str, download: Download) -> Any:
     from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
 
     field = f"the adapter {name}"
@@ -113,9 +123,8 @@ def _merge(drafter: Any, name: str, download: Mapping[str, Any]) -> Any:
         adapted = PeftModel.from_pretrained(drafter, name, low_cpu_mem_usage=True, **download)
         # PEFT would look for embeddings in the drafter's folder, whose configuration it cannot read if it is another's.
         described = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
-        if described != set(tensors):
-            merged = None
-        else:
+        merged = None
+        if described == set(tensors):
             merged = adapted.merge_and_unload()
     except Exception as error:  # PEFT's own, of any class, name neither the file nor the field
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -148,8 +157,8 @@ def finish_saving(folder: str | os.PathLike, config: DominoConfig, is_adapter: b
         Path(folder, TARGET_FILE).write_text(json.dumps(target.to_dict(), indent=2) + "\n", encoding="utf-8")
 
 
-def _record_target(config: DominoConfig, name: str | os.PathLike, download: Mapping[str, Any]) -> None:
+def _record_target(config: DominoConfig, name: FolderOrName, download: Download) -> None:
     """Let a configuration name the target of the adapter, where its folder does."""
-    path = find_file(name, TARGET_FILE, dict(download))
+    path = find_file(name, TARGET_FILE, download)
     if path is not None and (target := TargetIdentity.from_dict(read_object(path))):
         target.record_in(config)

@@ -16,8 +16,6 @@ NVIDIA/Model-Optimizer (0371364), `angelspec/models/` and `config/` of Tencent/A
 
 from __future__ import annotations
 
-from typing import Any
-
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import SLIDING
 from hf_domino.configuration.domino_config import DominoConfig
@@ -31,6 +29,8 @@ from hf_domino.formats.fields import (
     OF_TARGETS,
     READ_OF_BLOCKS,
     READ_OF_DECODERS,
+    ROPE_SECTIONS,
+    Fields,
     Format,
     StoredConfig,
     backbone_fields,
@@ -71,27 +71,28 @@ MUSE_TYPE = "muse_glimmer_assistant"
 MUSE_TARGET_TYPE = "muse_glimmer_text"
 
 
-def _fields(stored: StoredConfig) -> dict[str, Any]:
+def _fields(stored: StoredConfig) -> Fields:
     stored = merged(stored, SECTION, DSPARK_SECTION)
-    is_next = DEEPSPEC_CLASS in classes_of(stored) or "markov_rank" in stored  # restamped, too
-    if DFLY_CLASS in classes_of(stored):  # which tells a rank of 0, too
+    classes = classes_of(stored)
+    is_next = DEEPSPEC_CLASS in classes or "markov_rank" in stored  # restamped, too
+    is_verl = stored.get("model_type") == DominoConfig.model_type  # verl-SpeCo's, whose backbone is Qwen3's
+    if DFLY_CLASS in classes or is_verl:
         required(stored, "hidden_size", "num_attention_heads")
+        stored.setdefault("head_dim", stored["hidden_size"] // stored["num_attention_heads"])
+    if DFLY_CLASS in classes:  # which tells a rank of 0, too
         is_next = False
-        stored = {"head_dim": stored["hidden_size"] // stored["num_attention_heads"]} | stored | {FUSION: True}
+        stored[FUSION] = True
         # The other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers")
-    if stored.get("model_type") == DominoConfig.model_type:  # verl-SpeCo's, whose backbone is Qwen3's
-        required(stored, "hidden_size", "num_attention_heads")
-        # It trains in no other order.
-        width = stored["hidden_size"] // stored["num_attention_heads"]
-        is_next = True
-        stored = {"head_dim": width} | stored | {"model_type": "qwen3"}
+    if is_verl:
+        is_next = True  # it trains in no other order
+        stored["model_type"] = "qwen3"
         # In its older files the other field counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
-    if XPRESS_CLASS in classes_of(stored):
+    if XPRESS_CLASS in classes:
         stored |= _xpress_fields(stored)
     required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
-    if all(section_of(stored, place).get("rope_theta") is None for place in ("rope_parameters", "rope_scaling")):
+    if all(section_of(stored, place).get("rope_theta") is None for place in ROPE_SECTIONS):
         required(stored, "rope_theta")
     # DeepSpec copies its target's partial rotation, and turns whole heads.
     fields = backbone_fields(stored, turns_whole_heads=is_next) | {
@@ -107,7 +108,7 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     return fields | _window_fields(stored, fields) | head_fields(stored, fields["projector_type"])
 
 
-def _xpress_fields(stored: StoredConfig) -> dict[str, Any]:
+def _xpress_fields(stored: StoredConfig) -> Fields:
     """Read what the authors of XPress call otherwise than speculators."""
     required(stored, "xpress_rank", "xpress_mlp_hidden")
     rank = stored["xpress_rank"]
@@ -123,7 +124,7 @@ def _xpress_fields(stored: StoredConfig) -> dict[str, Any]:
     return found
 
 
-def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, Any]:
+def _window_fields(stored: StoredConfig, backbone: Fields) -> Fields:
     """Apply `use_swa` and a stated causality to the backbone's windows."""
     types = backbone.get("layer_types")
     window = backbone.get("sliding_window")
@@ -137,20 +138,18 @@ def _window_fields(stored: StoredConfig, backbone: dict[str, Any]) -> dict[str, 
 
 def projector_type_of(stored: StoredConfig) -> str:
     """Read our `projector_type`; the class or a head's field tells it if the field is absent."""
-    is_domino = DOMINO_CLASS in classes_of(stored)
-    is_dfly = DFLY_CLASS in classes_of(stored) and stored.get("enable_hidden_correction") is not False
+    classes = classes_of(stored)
+    is_domino = DOMINO_CLASS in classes
+    told = "dflash"
+    if stored.get("markov_rank"):
+        told = "dspark"
     if is_domino:
         told = "domino"
-    else:
-        if stored.get("markov_rank"):
-            told = "dspark"
-        else:
-            told = "dflash"
-    if any(DFLASH2_CLASS in name for name in classes_of(stored)) or stored.get("selector_rank"):
+    if any(DFLASH2_CLASS in name for name in classes) or stored.get("selector_rank"):
         told = "dflash2"
-    if is_dfly:
+    if DFLY_CLASS in classes and stored.get("enable_hidden_correction") is not False:
         told = "dfly"
-    if XPRESS_CLASS in classes_of(stored):
+    if XPRESS_CLASS in classes:
         told = "xpress"
     given = stored.get("projector_type") or told
     if given not in BLOCK_METHODS:
@@ -162,7 +161,7 @@ def projector_type_of(stored: StoredConfig) -> str:
     return given
 
 
-def stored_dflash(config: DominoConfig) -> dict[str, Any]:
+def stored_dflash(config: DominoConfig) -> Fields:
     """Write it as the releases are: sizes and the block at the top, the drafter's own fields inside.
 
     DeepSpec has all of DSpark's at the top, and z-lab the size of DFlash 2's block inside, too.
@@ -222,7 +221,7 @@ DFLASH_CONFIG = Format(
 )
 
 
-def _fields_of_muse(stored: StoredConfig) -> dict[str, Any]:
+def _fields_of_muse(stored: StoredConfig) -> Fields:
     stored = merged(stored, SECTION)
     vocab_size = stored.get("vocab_size") or decoder_of({"model_type": MUSE_TARGET_TYPE}).vocab_size
     fields = _fields(decoder_of(stored).to_dict() | stored | {"vocab_size": vocab_size})

@@ -16,13 +16,14 @@ NVIDIA/Model-Optimizer.
 from __future__ import annotations
 
 from collections.abc import Container
-from typing import Any
 
 from hf_domino.formats.fields import (
     CANNOT_RUN,
+    DECODER_SECTION,
     DECODER_SIZES,
     OF_TARGETS,
     READ_OF_DECODERS,
+    Fields,
     Format,
     StoredConfig,
     backbone_fields,
@@ -34,7 +35,7 @@ from hf_domino.formats.fields import (
     required,
     section_of,
 )
-from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, SECTION, layer_ids_of
+from hf_domino.formats.speculators import DRAFT_VOCAB_SIZE, KIND, layer_ids_of
 
 BLOCK_SIZE = 7  # files do not say how many tokens are drafted
 NESTED = "eagle_config"
@@ -74,23 +75,22 @@ def _matches(stored: StoredConfig) -> bool:
     return bool(ARCHITECTURES & classes) or is_authors
 
 
-def _fields(stored: StoredConfig) -> dict[str, Any]:
+def _fields(stored: StoredConfig) -> Fields:
     nested = section_of(stored, NESTED)
     is_nested = KIND in stored
     stored = merged(stored, NESTED)
-    if is_nested:
-        required(stored, SECTION)
     classes = classes_of(stored)
     if AUTOMODEL & classes:
         stored = {name: value for name, value in stored.items() if name not in WINDOWS}  # the target's
     if DEEPSPEC in classes:
         required(stored, DEEPSPEC_LAYERS)
         stored["model_type"] = "qwen3"
+    layer: StoredConfig = stored
     if is_nested:
-        layer = section_of(stored, SECTION)
+        required(stored, DECODER_SECTION)
+        layer = section_of(stored, DECODER_SECTION)
     else:
-        layer = stored
-    required(layer, *(() if is_nested else DECODER_SIZES[:4]))
+        required(stored, *DECODER_SIZES[:4])
     fields = backbone_fields(layer, turns_whole_heads=DEEPSPEC in classes)
     refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)
     window = layer.get("sliding_window")
@@ -126,7 +126,7 @@ EAGLE3 = Format(
     matches=_matches,
     fields=_fields,
     renames={r"^(model\.)?midlayer\.": "layers.0."},
-    reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
+    reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, DECODER_SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
     only=RUN,
     harmless=("speculators_config", "ttt_*", "embed_requires_grad", *OF_DEEPSPEC.split(), *OF_TARGETS.split()),
     check_tensors=_check_tensors,

@@ -17,11 +17,11 @@ from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
-from hf_domino.formats.dflash_config import DFLASH_CONFIG, projector_type_of
-from hf_domino.formats.dflash_config import SECTION as DFLASH_SECTION
+from hf_domino.formats.dflash_config import DFLASH_CONFIG, SECTION, projector_type_of
 from hf_domino.formats.fields import (
     BLOCK_METHODS,
     CONVOLUTION,
+    DECODER_SECTION,
     FUSION,
     OF_BLOCKS,
     Format,
@@ -31,7 +31,6 @@ from hf_domino.formats.fields import (
 )
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
-from hf_domino.formats.speculators import SECTION as LAYER_SECTION
 
 DOMINO = ("domino",)
 DFLASH = ("dflash",)
@@ -44,7 +43,7 @@ UNSERVED = ("dfly", "xpress")
 class Rule:
     """State what an engine requires of one field of a config.json."""
 
-    names: tuple[str, ...]  # of the field, in the formats
+    names: str  # of the field in the formats; the first that is there counts
     expected: str
     holds: Callable[[Any], bool]  # whether a value, None if absent, is as expected
     why: str  # what the engine does otherwise, and the way out
@@ -71,12 +70,11 @@ class Engine:
 
     def command_for(self, config: DominoConfig, drafter: str, target: str) -> str:
         """Write the command that starts it with an exported folder."""
-        is_dspark = config.projector_type == "dspark"
-        method = "dspark" if is_dspark else "dflash"  # as which engines run Domino and DFlash 2, too
-        if is_dspark:
+        method = "dflash"  # as which engines run Domino and DFlash 2, too
+        count = config.block_size - 1
+        if config.projector_type == "dspark":
+            method = "dspark"
             count = config.num_draft_tokens
-        else:
-            count = config.block_size - 1
         names = {"target": target, "drafter": drafter, "method": method, "METHOD": method.upper()}
         command = self.command.substitute(names, num_draft_tokens=count)
         if config.draft_window_size is None or self.window_flag is None:
@@ -102,19 +100,24 @@ def _ordered(engine: str, kinds: tuple[str, ...], is_shifted: bool = False) -> R
         f"{engine} reads proposals of such a block from its {'first' if is_shifted else 'second'} position on; drafts "
         f"of this one would be one token off, without an error. Train with shift_label: {str(is_shifted).lower()}."
     )
-    names = "shift_label", "sample_from_anchor"
-    return Rule(names, f"{is_shifted} ({' or '.join(kinds)})", lambda value: bool(value) == is_shifted, why, kinds)
+    return Rule(
+        "shift_label sample_from_anchor",
+        f"{is_shifted} ({' or '.join(kinds)})",
+        lambda value: bool(value) == is_shifted,
+        why,
+        kinds,
+    )
 
 
 def _without(names: Collection[str], kinds: Collection[str]) -> Iterator[Rule]:
     for name in names:
-        yield Rule((name,), "absent", lambda value: not value, "It does not read it of this kind.", kinds)
+        yield Rule(name, "absent", lambda value: not value, "It does not read it of this kind.", kinds)
 
 
 _READS_HEAD = Rule(
-    ("projector_type",), "one of domino, dflash, dspark, dflash2", lambda value: False, "It has no such head.", UNSERVED
+    "projector_type", "one of domino, dflash, dspark, dflash2", lambda value: False, "It has no such head.", UNSERVED
 )
-_ACTIVATION = Rule(("hidden_act",), "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
+_ACTIVATION = Rule("hidden_act", "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
 
 SGLANG = Engine(
     name="sglang",
@@ -126,7 +129,7 @@ SGLANG = Engine(
     ),
     rules=(
         Rule(
-            ("pure_draft_prefix_len",),
+            "pure_draft_prefix_len",
             "1",
             lambda value: value == 1,
             "SGLang takes the first proposal from the base logits and corrects from the second on, as in the "
@@ -134,7 +137,7 @@ SGLANG = Engine(
             DOMINO,
         ),
         Rule(
-            ("dtype",),
+            "dtype",
             "'bfloat16'",
             lambda value: value == "bfloat16",
             "Its Domino runs in bfloat16 alone, the target included. Export with dtype='bfloat16'.",
@@ -162,14 +165,14 @@ VLLM = Engine(
     ),
     rules=(
         Rule(
-            ("sample_from_anchor",),
+            "sample_from_anchor",
             "False",
             lambda value: not value,
             "It reads a block's proposals from its second position on and refuses. Export as specforge.",
             DFLASH,
         ),
         Rule(
-            ("target_model_type",),
+            "target_model_type",
             "another than Gemma's",
             lambda value: not str(value).startswith("gemma"),
             "Gemma scales its embeddings, which vLLM's drafters read unscaled. Generate with Transformers.",
@@ -177,10 +180,10 @@ VLLM = Engine(
         _ordered("vLLM", DFLASH2),
         *_without(OF_BLOCKS, DOMINO + DFLASH + DSPARK),
         *_without([FUSION], DFLASH2),
-        Rule((CONVOLUTION,), "given", bool, "It has no DFlash 2 without convolutions.", DFLASH2),
-        Rule((KIND,), "absent", lambda value: not value, "It reads z-lab's layout. Export as specforge.", DFLASH2),
+        Rule(CONVOLUTION, "given", bool, "It has no DFlash 2 without convolutions.", DFLASH2),
+        Rule(KIND, "absent", lambda value: not value, "It reads z-lab's layout. Export as specforge.", DFLASH2),
         Rule(
-            ("markov_head_type",),
+            "markov_head_type",
             "'vanilla'",
             lambda value: value in (None, "vanilla"),
             "It has no other head of DSpark. Train with markov_head_type: vanilla.",
@@ -200,12 +203,12 @@ ZLAB = Engine(
     reads=(DFLASH_CONFIG,),
     command=Template("dflash generate transformers --model $target --draft $drafter PROMPT"),
     rules=(
-        Rule(("projector_type",), "'dflash'", lambda value: False, "It has no other kind.", DOMINO + DSPARK + DFLASH2),
+        Rule("projector_type", "'dflash'", lambda value: False, "It has no other kind.", DOMINO + DSPARK + DFLASH2),
         _READS_HEAD,
         _ordered("It", DFLASH),
         *_without(OF_BLOCKS, DFLASH),
         Rule(
-            ("num_target_layers",),
+            "num_target_layers",
             "given",
             lambda value: value is not None,
             "Set it to the target's num_hidden_layers.",
@@ -232,11 +235,12 @@ def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
     if found not in engine.reads:
         expected = " or ".join(format.name for format in engine.reads)
         return (Unmet("the format", expected, found and found.name, "Export it with another format."),)
-    given = {**section_of(stored, LAYER_SECTION), **merged(stored, DFLASH_SECTION)}
+    given = {**section_of(stored, DECODER_SECTION), **merged(stored, SECTION)}
     kind = given["projector_type"] = projector_type_of(given)
-    return tuple(
-        Unmet(name, rule.expected, given.get(name), rule.why)
-        for rule in engine.rules
-        for name in [next((name for name in rule.names if name in given), rule.names[0])]
-        if kind in rule.kinds and not rule.holds(given.get(name))
-    )
+    refused = []
+    for rule in engine.rules:
+        names = rule.names.split()
+        name = next((name for name in names if name in given), names[0])
+        if kind in rule.kinds and not rule.holds(given.get(name)):
+            refused.append(Unmet(name, rule.expected, given.get(name), rule.why))
+    return tuple(refused)

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
@@ -25,7 +24,7 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import stored_dflash
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
 from hf_domino.formats.engines import ENGINES, Unmet, unmet
-from hf_domino.formats.fields import StoredConfig
+from hf_domino.formats.fields import Fields, StoredConfig
 from hf_domino.formats.loading import shown
 from hf_domino.formats.source import CONFIG
 from hf_domino.formats.speculators import stored_speculators
@@ -50,9 +49,7 @@ class Export:
     notes: tuple[str, ...] = ()  # what differs from the drafter, or is missing
 
 
-def stored_config(
-    config: DominoConfig, format: str = "specforge", dtype: torch.dtype | str = torch.bfloat16
-) -> dict[str, Any]:
+def stored_config(config: DominoConfig, format: str = "specforge", dtype: torch.dtype | str = torch.bfloat16) -> Fields:
     """Write a drafter's config.json in another project's words, for weights of this dtype."""
     if format not in FORMATS:
         raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from hf_domino.configuration.domino_config import DominoConfig
 
 StoredConfig = Mapping[str, Any]  # a config.json
+Fields = dict[str, Any]  # of a DominoConfig, or of a config.json that is written
 CORRECT_IT = "Download the checkpoint again, or correct its config.json."
 CANNOT_RUN = "hf_domino cannot run this drafter; an engine such as vLLM or SGLang may."
 # Stored beside a drafter's weights by some projects: patterns of tensor names.
@@ -109,7 +110,7 @@ class Format:
     name: str  # in errors
     matches: Callable[[StoredConfig], bool]  # whether a configuration is of this format
     # The fields of DominoConfig that a configuration describes; a ValueError if one is missing or cannot be run.
-    fields: Callable[[StoredConfig], dict[str, Any]]
+    fields: Callable[[StoredConfig], Fields]
     renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in turn
     reads: Iterable[str] = ()  # its fields that are read, beside those of a decoder where it nests that
     only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOT_DONE, False))  # what alone is run here
@@ -203,7 +204,7 @@ def _agreed(places: Sequence[StoredConfig], names: Mapping[str, bool], default: 
     return found
 
 
-def head_fields(stored: StoredConfig, method: str) -> dict[str, Any]:
+def head_fields(stored: StoredConfig, method: str) -> Fields:
     """Read what a method has behind its backbone's layers and around them; a cap of 0 is none."""
     told, options = HEADS[method]
     required(stored, *told)
@@ -212,7 +213,7 @@ def head_fields(stored: StoredConfig, method: str) -> dict[str, Any]:
     return found | ({"draft_pool_size": found["selector_top_k"]} if method == "dflash2" else {})
 
 
-def stored_head(config: DominoConfig) -> dict[str, Any]:
+def stored_head(config: DominoConfig) -> Fields:
     """Write what [`head_fields`] reads."""
     told, options = HEADS[config.projector_type]
     around = [name for name in OF_BLOCKS if getattr(config, name)]
@@ -237,7 +238,7 @@ def section_of(stored: StoredConfig, name: str) -> StoredConfig:
     return section or {}
 
 
-def merged(stored: StoredConfig, *sections: str) -> dict[str, Any]:
+def merged(stored: StoredConfig, *sections: str) -> Fields:
     """Put the fields of sections beside those of the top level, with which they must agree."""
     found = dict(stored)
     for section in sections:
@@ -249,7 +250,7 @@ def merged(stored: StoredConfig, *sections: str) -> dict[str, Any]:
     return found
 
 
-def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> dict[str, Any]:
+def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> Fields:
     """Read the backbone's fields of a decoder's configuration, with its architecture's defaults.
 
     Args:
@@ -276,7 +277,7 @@ def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> di
     return {name: value for name, value in values.items() if value is not None}
 
 
-def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> dict[str, Any]:
+def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> Fields:
     """Return the fields of sliding layers, whose windows count the query's own position; none if no layer slides."""
     if others := sorted(set(layer_types or ()) - set(LAYER_TYPES)):
         raise refusal("layer_types", f"each one of {LAYER_TYPES}", others, CANNOT_RUN)
@@ -287,7 +288,7 @@ def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> di
     return {"layer_types": layer_types, "sliding_window": window, "sliding_window_non_causal": non_causal}
 
 
-def stored_backbone(config: DominoConfig) -> dict[str, Any]:
+def stored_backbone(config: DominoConfig) -> Fields:
     """Write the backbone as a complete Qwen3 configuration, so that no reader's defaults matter."""
     rope = dict(config.rope_parameters or {})
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
@@ -321,7 +322,7 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
     return CONFIG_MAPPING[model_type].from_dict({name: value for name, value in stored.items() if name != LABELS})
 
 
-def _rope_parameters(decoder: PreTrainedConfig, turns_whole_heads: bool) -> dict[str, Any]:
+def _rope_parameters(decoder: PreTrainedConfig, turns_whole_heads: bool) -> Fields:
     given = getattr(decoder, "rope_parameters", None) or {}
     rope = {name: value for name, value in given.items() if value is not None and name not in ROTARY}
     if "rope_theta" not in rope:

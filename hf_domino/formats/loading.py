@@ -29,6 +29,7 @@ from hf_domino.formats.fields import (
     CORRECT_IT,
     DTYPE_FIELDS,
     LABELS,
+    Fields,
     Format,
     StoredConfig,
     classes_of,
@@ -38,7 +39,7 @@ from hf_domino.formats.fields import (
     rope_interleaved,
 )
 from hf_domino.formats.registry import LOADED, OURS, format_of, refuse_others
-from hf_domino.formats.source import AGAIN, StoredTensor, check_source, read_config, stored_tensors
+from hf_domino.formats.source import AGAIN, FolderOrName, StoredTensor, check_source, read_config, stored_tensors
 
 logger = logging.get_logger(__name__)
 
@@ -73,9 +74,10 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         return None
     download = _pinned(name, arguments)
     found = OURS
+    has_config = isinstance(arguments.get("config"), PreTrainedConfig)
     # None of it asks for all tokens, whatever is stored
-    is_told = "draft_vocab_size" in arguments or isinstance(arguments.get("config"), PreTrainedConfig)
-    if not isinstance(arguments.get("config"), PreTrainedConfig):
+    is_told = has_config or "draft_vocab_size" in arguments
+    if not has_config:
         stored = read_config(arguments.get("config") or name, download)
         if stored is None:
             return None
@@ -88,16 +90,15 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     if found is not OURS and stored is not None:
         found.check_tensors(stored, tensors)
         arguments["config"].follow_tensors({name: tensor.shape for name, tensor in tensors.items()})
-    if is_told:
-        token_ids = None
-    else:
+    token_ids = None
+    if not is_told:
         token_ids = untold(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # all of it is here now
     return token_ids
 
 
-def _pinned(name: str | os.PathLike, arguments: dict[str, Any]) -> dict[str, Any]:
+def _pinned(name: FolderOrName, arguments: dict[str, Any]) -> dict[str, Any]:
     """Return the arguments of a download; set `revision`, so that every file is of one commit."""
     download = {key: arguments[key] for key in DOWNLOAD_ARGUMENTS if key in arguments}
     if not os.path.isdir(name):
@@ -114,7 +115,7 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
     for part in (stored, *stored.values()):
         if isinstance(part, Mapping) and (quantised := part.get("quantization_config")) is not None:
             raise refusal("quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}")
-    if found is not OURS:
+    if found is not OURS and stored is not None:
         refuse_others(stored)
     if found is None:
         required(stored, "model_type")
@@ -123,7 +124,7 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
     return found, _config(found, stored, dict(overrides or {}))
 
 
-def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> DominoConfig:
+def _config(found: Format, stored: StoredConfig, overrides: Fields) -> DominoConfig:
     try:
         found.refuse_what_is_not_run(stored)
         fields = found.fields(stored)
@@ -146,7 +147,7 @@ def _config(found: Format, stored: StoredConfig, overrides: dict[str, Any]) -> D
         raise ValueError(f"config.json ({found.name}) cannot be read: {reason}. {CORRECT_IT}") from error
 
 
-def _check_types(fields: Mapping[str, Any], overrides: Mapping[str, Any]) -> None:
+def _check_types(fields: Fields, overrides: Fields) -> None:
     """Check types first: a text compared with a range gives an error that does not name the field."""
     for name, annotation in all_fields().items():  # texts, such as "list[int] | None"
         if name in fields and not any(_is_a(kind, fields[name]) for kind in annotation.split(" | ")):

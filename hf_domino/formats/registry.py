@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import OF_TRANSFORMERS, DominoConfig
 from hf_domino.configuration.registry import all_fields
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, MUSE_GLIMMER, SECTION
 from hf_domino.formats.eagle3 import EAGLE3
-from hf_domino.formats.fields import CANNOT_RUN, ROTARY, Format, StoredConfig
+from hf_domino.formats.fields import CANNOT_RUN, ROTARY, Fields, Format, StoredConfig
 from hf_domino.formats.speculators import SPECULATORS
 
 ALWAYS_OURS = "draft_pool_size"  # stands in every file that we wrote, and in no other project's
@@ -20,23 +19,29 @@ LOADED = "Domino, DFlash, DFlash 2, DSpark, DFly, XPress or EAGLE-3"
 OTHER_DSPARK, OTHER_EAGLE3, OTHER_DFLASH, OTHER_DFLY, OTHER_XPRESS = (
     f"{name} in another layout" for name in ("DSpark", "EAGLE-3", "DFlash", "DFly", "XPress")
 )
-# Kinds that are not ours: patterns of parts of their classes' and types' names, and fields that only they set.
-OTHER_KINDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "P-EAGLE": (("peagle",), ("parallel_drafting",)),
-    "EAGLE, not EAGLE-3": ((r"eagle(?!3)",), ()),
-    "Medusa": (("medusa",), ("medusa_num_heads", "medusa_num_layers")),
-    "DFlash or DSpark on Gemma": (("gemma4dspark",), ()),
-    "DSpark with gated attention": (("qwen35dspark",), ()),
-    OTHER_DFLY: (("dfly",), ()),
-    "DFlare": (("dflare",), ()),
-    OTHER_XPRESS: (("xpress",), ()),
-    OTHER_DSPARK: (("dspark",), ("markov_rank", "markov_head_type", "enable_confidence_head")),
-    "LiLiCorr": (("lilicorr",), ("lilicorr_enabled",)),
-    "JetSpec": (("jetspec",), ()),
-    "MTP": (("mtp",), ()),
+# Kinds that are not ours: a pattern in the names of their classes and types, and fields that only they set.
+OTHER_KINDS = {
+    "P-EAGLE": "peagle",
+    "EAGLE, not EAGLE-3": r"eagle(?!3)",
+    "Medusa": "medusa",
+    "DFlash or DSpark on Gemma": "gemma4dspark",
+    "DSpark with gated attention": "qwen35dspark",
+    OTHER_DFLY: "dfly",
+    "DFlare": "dflare",
+    OTHER_XPRESS: "xpress",
+    OTHER_DSPARK: "dspark",
+    "LiLiCorr": "lilicorr",
+    "JetSpec": "jetspec",
+    "MTP": "mtp",
     # Known by their names, before fields are read that mean other things there.
-    OTHER_EAGLE3: (("eagle3",), ()),
-    OTHER_DFLASH: (("dflash",), ()),
+    OTHER_EAGLE3: "eagle3",
+    OTHER_DFLASH: "dflash",
+}
+OTHER_FIELDS = {
+    "P-EAGLE": ("parallel_drafting",),
+    "Medusa": ("medusa_num_heads", "medusa_num_layers"),
+    OTHER_DSPARK: ("markov_rank", "markov_head_type", "enable_confidence_head"),
+    "LiLiCorr": ("lilicorr_enabled",),
 }
 
 
@@ -56,7 +61,7 @@ class _OurFields:
         return iter((*DominoConfig.__dataclass_fields__, *all_fields(), *OF_TRANSFORMERS, *ROTARY))
 
 
-def _own_fields(stored: StoredConfig) -> dict[str, Any]:
+def _own_fields(stored: StoredConfig) -> Fields:
     """Return all of a file's fields but the words for rotary positions, which are read wherever they stand."""
     fields = {name: value for name, value in stored.items() if name not in ROTARY}
     if isinstance(rope := stored.get("rope_parameters"), dict):
@@ -91,13 +96,11 @@ def refuse_others(stored: StoredConfig) -> None:
         names = names.replace("qwen3dspark", "")
     found = format_of(stored)
     is_markov = found in (SPECULATORS, DFLASH_CONFIG) and any(place.get("markov_rank") for place in places)
-    others = OTHER_EAGLE3, OTHER_DFLASH, OTHER_XPRESS
-    is_read = {OTHER_DSPARK: is_markov, **dict.fromkeys(others, found is not None)}
-    is_read[OTHER_DFLY] = found is DFLASH_CONFIG
-    for kind, (words, fields) in OTHER_KINDS.items():
-        if is_read.get(kind):
-            continue
-        evidence = [match[0] for word in words if (match := re.search(word, names))]
+    is_read = dict.fromkeys((OTHER_EAGLE3, OTHER_DFLASH, OTHER_XPRESS), found is not None)
+    is_read |= {OTHER_DSPARK: is_markov, OTHER_DFLY: found is DFLASH_CONFIG}
+    for kind, pattern in OTHER_KINDS.items():
+        fields = OTHER_FIELDS.get(kind, ())
+        evidence = re.findall(pattern, names)
         evidence += [f"{field}={place[field]!r}" for place in places for field in fields if place.get(field)]
-        if evidence:
+        if evidence and not is_read.get(kind):
             raise refusal("the drafter's method", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ from hf_domino._common.refusal import refusal
 from hf_domino.formats.fields import Format, StoredConfig, is_of_target
 from hf_domino.formats.registry import format_of
 
+FolderOrName = str | os.PathLike  # the name is one on the Hub
+Download = Mapping[str, Any]  # arguments of `from_pretrained` for the Hub
 HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -44,19 +46,18 @@ def check_source(name: str | Path, field: str, **download: Any) -> None:
     """Refuse at once a name that is neither a folder nor on the Hub: Transformers would try the network repeatedly."""
     path = Path(name)
     if str(name) and path.is_dir():
-        reason = None
-    else:
-        reason = _why_not_on_hub(str(name), download)
-    if reason is not None:
-        folders = [other.name for other in path.parent.glob("*/")]
-        near = difflib.get_close_matches(path.name, folders, n=1)
-        if near:
-            hint = f" Did you mean {str(path.parent / near[0])!r}?"
-        else:
-            hint = ""
-        raise ValueError(
-            f"{field} must be a folder or a Hub name, got {str(name)!r}: there is no such folder{reason}.{hint}"
-        )
+        return
+    reason = _why_not_on_hub(str(name), download)
+    if reason is None:
+        return
+    folders = [other.name for other in path.parent.glob("*/")]
+    hint = ""
+    near = difflib.get_close_matches(path.name, folders, n=1)
+    if near:
+        hint = f" Did you mean {str(path.parent / near[0])!r}?"
+    raise ValueError(
+        f"{field} must be a folder or a Hub name, got {str(name)!r}: there is no such folder{reason}.{hint}"
+    )
 
 
 def check_is_target(name: str | Path, field: str, **download: Any) -> None:
@@ -69,7 +70,7 @@ def check_is_target(name: str | Path, field: str, **download: Any) -> None:
         raise refusal(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
 
 
-def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
+def _why_not_on_hub(name: str, download: Download) -> str | None:
     """Say why nothing can be loaded from the Hub by this name; None if it is worth trying."""
     places = {key: download[key] for key in ("cache_dir", "revision") if download.get(key) is not None}
     files = ["/".join(filter(None, (download.get("subfolder"), file))) for file in (CONFIG, ADAPTER_CONFIG)]
@@ -82,16 +83,14 @@ def _why_not_on_hub(name: str, download: dict[str, Any]) -> str | None:
         get_hf_file_metadata(url, token=download.get("token"), timeout=HUB_TIMEOUT)
     except HFValidationError:
         return ""
-    except RepositoryNotFoundError as error:
-        is_gated = isinstance(error, GatedRepoError)  # loading it says what to do
-        if is_gated:
-            return None
+    except (GatedRepoError, EntryNotFoundError):  # loading it says what to do
+        return None
+    except RepositoryNotFoundError:
         return ", and the Hub does not know it, or not for you (`hf auth login`)"
-    except (EntryNotFoundError, HfHubHTTPError):
+    except HfHubHTTPError:
         return None
     except Exception as error:  # of the connection, and of whichever library makes it
-        is_slow = "Timeout" in type(error).__name__  # it may have it yet
-        if is_slow:
+        if "Timeout" in type(error).__name__:  # it may have it yet
             return None
         return f", it was not downloaded before, and the Hub does not answer ({error})"
     return None
@@ -110,7 +109,7 @@ class StoredTensor(NamedTuple):
             return file.get_tensor(self.name)
 
 
-def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConfig | None:
+def read_config(name: FolderOrName, download: Download) -> StoredConfig | None:
     """Read config.json of a folder or a Hub name, or the file itself; None of an adapter, whose base has one."""
     if os.path.isfile(name):
         return read_object(Path(name))
@@ -126,7 +125,7 @@ def read_config(name: str | os.PathLike, download: dict[str, Any]) -> StoredConf
 
 
 def stored_tensors(
-    name: str | os.PathLike, found: Format, download: dict[str, Any], variant: str | None
+    name: FolderOrName, found: Format, download: Download, variant: str | None
 ) -> dict[str, StoredTensor]:
     """List a checkpoint's tensors by our names; refuse missing, pickled and truncated files, and names stored twice."""
     stored: dict[str, StoredTensor] = {}
@@ -140,7 +139,7 @@ def stored_tensors(
     return stored
 
 
-def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any]) -> Iterator[Path]:
+def _weight_files(name: FolderOrName, variant: str, download: Download) -> Iterator[Path]:
     single = f"model{variant}.safetensors"
     # In the order in which Transformers looks for them.
     if (path := find_file(name, single, download)) is not None:
@@ -151,10 +150,9 @@ def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any
         remedy = "Pickled weights (pytorch_model.bin) are not loaded, as a pickle can hold anything: convert them."
         raise refusal(single, f"among the weights of {name}, or an index of its shards", None, remedy)
     places = read_object(path).get("weight_map")
+    files = []
     if isinstance(places, dict):
         files = list(places.values())
-    else:
-        files = []
     wrong = [file for file in files if not isinstance(file, str) or Path(file).name != file]  # none is elsewhere
     if wrong or not files:
         value = wrong[0] if wrong else places
@@ -166,25 +164,23 @@ def _weight_files(name: str | os.PathLike, variant: str, download: dict[str, Any
         yield file
 
 
-def _tensors(path: Path) -> list[StoredTensor]:
+def _tensors(path: Path) -> Iterator[StoredTensor]:
     """List the tensors of a file."""
-    found = []
     try:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
                 tensor = file.get_slice(name)
-                found.append(StoredTensor(path, name, tuple(tensor.get_shape())))
                 if (dtype := tensor.get_dtype()) not in FLOATS and not is_of_target(name):
                     remedy = "The weights are quantised; an engine such as vLLM or SGLang may run them."
                     expected = f"one of {', '.join(sorted(FLOATS))}"
                     raise refusal(f"the dtype of the checkpoint's {name}", expected, dtype, remedy)
+                yield StoredTensor(path, name, tuple(tensor.get_shape()))
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
         raise refusal(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
-    return found
 
 
-def find_file(name: str | os.PathLike, file: str, download: dict[str, Any]) -> Path | None:
+def find_file(name: FolderOrName, file: str, download: Download) -> Path | None:
     """Find a file of the checkpoint, downloading it if needed; None if there is none."""
     quiet = {"_raise_exceptions_for_missing_entries": False}
     try:

@@ -11,6 +11,7 @@ of the pull request.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from hf_domino._common.refusal import refusal
@@ -26,6 +27,7 @@ from hf_domino.formats.fields import (
     READ_OF_BLOCKS,
     ROTARY,
     SCALES,
+    Fields,
     Format,
     StoredConfig,
     backbone_fields,
@@ -40,7 +42,6 @@ from hf_domino.formats.fields import (
     stored_head,
 )
 
-SECTION = DECODER_SECTION
 KIND = "speculators_model_type"
 VERIFIER = "speculators_config"
 PROPOSALS = "speculative_tokens"
@@ -48,7 +49,7 @@ PROPOSALS = "speculative_tokens"
 DRAFT_VOCAB_SIZE = 32000
 BLOCK_SIZE = 8
 # Kinds that are read, with defaults of their own classes; and classes of what is written.
-DEFAULTS: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, Fields] = {
     "domino": {"gru_hidden_dim": 1024, "emb_dim": 256, "pure_draft_prefix_len": 1},
     "dspark": {},
     "dflash2": {
@@ -73,7 +74,7 @@ WRITTEN = {
 }
 
 
-def _fields(stored: StoredConfig) -> dict[str, Any]:
+def _fields(stored: StoredConfig) -> Fields:
     if (kind := stored[KIND]) not in DEFAULTS:
         raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
     if (given := stored.get("projector_type", kind)) != kind:
@@ -82,8 +83,8 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]
     stored = DEFAULTS[kind] | stored
-    required(stored, SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
-    decoder = dict(section_of(stored, SECTION))
+    required(stored, DECODER_SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
+    decoder = dict(section_of(stored, DECODER_SECTION))
     if stored.get("layer_types"):  # they may stand beside the backbone
         decoder["layer_types"] = stored["layer_types"]
     refuse_others_than(dict.fromkeys(OF_BLOCKS, False), decoder)  # which count where the drafter's own fields are
@@ -92,9 +93,11 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
     for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
         if stored.get(name) not in (None, fields[name]):
-            raise refusal(name, f"{fields[name]} as in {SECTION}.{name}", stored[name], CORRECT_IT)
+            raise refusal(name, f"{fields[name]} as in {DECODER_SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
-        raise refusal("target_hidden_size", f"{fields['hidden_size']} ({SECTION}.hidden_size)", width, CANNOT_RUN)
+        raise refusal(
+            "target_hidden_size", f"{fields['hidden_size']} ({DECODER_SECTION}.hidden_size)", width, CANNOT_RUN
+        )
     stored.setdefault("block_size", BLOCK_SIZE)
     return fields | {
         "block_size": stored["block_size"],
@@ -110,15 +113,9 @@ def _fields(stored: StoredConfig) -> dict[str, Any]:
 
 def _predicts_next(stored: StoredConfig, default: bool) -> bool:
     """Tell the order of a block, which older files say by the number of proposals alone."""
-    methods = section_of(stored, VERIFIER).get("proposal_methods")
-    if isinstance(methods, list) and methods:
-        first = methods[0]
-    else:
-        first = None
-    if isinstance(first, dict):
-        count = first.get(PROPOSALS)
-    else:
-        count = None
+    count = None
+    with suppress(TypeError, LookupError):  # of files that do not say it
+        count = section_of(stored, VERIFIER)["proposal_methods"][0][PROPOSALS]
     size = stored["block_size"]
     if not isinstance(count, int) or not isinstance(size, int) or count not in (size - 1, size):
         return predicts_next(stored, default)  # as many as someone wanted to be proposed
@@ -137,10 +134,10 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
     return [index - 1 for index in aux_ids]
 
 
-def stored_speculators(config: DominoConfig) -> dict[str, Any]:
+def stored_speculators(config: DominoConfig) -> Fields:
     """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
     kind = config.projector_type
-    is_dflash2 = config.projector_type == "dflash2"
+    is_dflash2 = kind == "dflash2"
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
     wrong: dict[str, tuple[Any, str, str]] = {
         "projector_type": (
@@ -176,7 +173,7 @@ def stored_speculators(config: DominoConfig) -> dict[str, Any]:
             "verifier": {"name_or_path": config.target_name, "architectures": []},
         },
         KIND: kind,
-        SECTION: backbone,
+        DECODER_SECTION: backbone,
     }
 
 
@@ -185,6 +182,6 @@ SPECULATORS = Format(
     matches=lambda stored: KIND in stored,
     fields=_fields,
     renames={r"^logits_correction\.": "", **CODEBOOKS},
-    reads=(*READ_OF_BLOCKS, *ROTARY, KIND, SECTION, VERIFIER, *OWN.split()),
+    reads=(*READ_OF_BLOCKS, *ROTARY, KIND, DECODER_SECTION, VERIFIER, *OWN.split()),
     harmless=("algorithm", "default_proposal_method", "target_layer_ids", "confidence_head_alpha"),
 )

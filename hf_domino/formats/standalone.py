@@ -102,10 +102,9 @@ def _named(name: str) -> str:
 def _path(name: str) -> Path | None:
     """Find a module's file without importing it."""
     top, *rest = name.split(".")
-    if top in PACKAGES:
-        spec = importlib.util.find_spec(top)
-    else:
-        spec = None
+    if top not in PACKAGES:
+        return None
+    spec = importlib.util.find_spec(top)
     if spec is None or spec.origin is None:
         return None
     place = Path(spec.origin).parent.joinpath(*rest)
@@ -142,11 +141,7 @@ def _rewritten(
     """Return the lines that replace an import, and the modules of ours that it names."""
     base = ""
     if isinstance(node, ast.ImportFrom):
-        if node.level:
-            parent = package.rsplit(".", node.level - 1)[0]
-        else:
-            parent = ""
-        base = ".".join(filter(None, (parent, node.module)))
+        base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
     lines = []
     needed = set()
     others = []

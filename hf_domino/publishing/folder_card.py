@@ -40,10 +40,7 @@ def results_section(rows: Sequence[Row]) -> str:
     parts = ["## Results", results_table(rows)]
     if loaded:
         parts.append(f"Loaded from the Hub: {loaded}.")
-    parts += [
-        _by_position(rows),
-        f"All numbers are computed from `{ROWS}` by `hf-domino push . --card-only`.",
-    ]
+    parts += [_by_position(rows), f"All numbers are computed from `{ROWS}` by `hf-domino push . --card-only`."]
     return "\n\n".join(part.strip() for part in parts if part)
 
 
@@ -123,12 +120,15 @@ def card_for(
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
         raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
+    training = sections.get("training")
+    if not training and (folder / STATE).is_file():  # the trainer's record says less
+        training = training_section(TrainerState.load_from_json(str(folder / STATE)))
     adapter = read_object(folder / ADAPTER_CONFIG) if is_adapter else None
     new = render_card(
         config,
         name=name,
         target=named,
-        training=_training(folder, sections.get("training")),
+        training=training,
         results=results,
         metadata=head,
         adapter=adapter,
@@ -152,11 +152,3 @@ def missing_from(card: str) -> list[str]:
     if not data.license:
         missing.append("The card names no licence: give --license, such as apache-2.0.")
     return missing
-
-
-def _training(folder: Path, section: str | None) -> str | None:
-    """Return the card's section about training, or else one from the trainer's record, which says less."""
-    if section or not (folder / STATE).is_file():
-        return section
-    state = TrainerState.load_from_json(str(folder / STATE))
-    return training_section(state)

@@ -131,12 +131,9 @@ def _additions(folder: Path, card: bytes) -> dict[str, CommitOperationAdd]:
     finally:
         logging.set_verbosity(verbosity)
     names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    going = sorted({CARD, *filter_repo_objects(names, allow_patterns=PUBLISHED)})
-    additions = {}
-    for name in going:
-        content = card if name == CARD else folder / name
-        additions[name] = CommitOperationAdd(name, content)
-    return additions
+    going = filter_repo_objects(names, allow_patterns=PUBLISHED)
+    contents: dict[str, bytes | Path] = {name: folder / name for name in going} | {CARD: card}
+    return {name: CommitOperationAdd(name, content) for name, content in sorted(contents.items())}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from hf_domino._common.late import late
 if TYPE_CHECKING:
     from hf_domino.training.arguments import DominoTrainingArguments
     from hf_domino.training.evidence.acceptance import walk_acceptance
-    from hf_domino.training.hidden_states.reading import CachedRows
+    from hf_domino.training.hidden_states.folder import CachedRows
     from hf_domino.training.hidden_states.writing import StateWriter
     from hf_domino.training.trainer import DominoTrainer
 
@@ -23,7 +23,7 @@ __all__ = [
 _LATER = {
     "walk_acceptance": "evidence.acceptance",
     "DominoTrainingArguments": "arguments",
-    "CachedRows": "hidden_states.reading",
+    "CachedRows": "hidden_states.folder",
     "StateWriter": "hidden_states.writing",
     "DominoTrainer": "trainer",
 }

@@ -90,7 +90,7 @@ def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrain
         return
     found: list[Any] = [None]
     if args.process_index == 0:
-        counts = count_tokens((rows[index] for index in range(len(rows))), vocab_size)
+        counts = count_tokens(rows, vocab_size)
         found = [most_frequent(counts, size)]
         share = counts[found[0]].sum() / max(counts.sum(), 1)
         said = f"{share:.2%} of what the training text says, which says {int((counts > 0).sum())} of them"

@@ -55,11 +55,10 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
             parameter.requires_grad_(False)
     if args.train_only == "head":
         if not drafter.has_correction_head:
-            gets_one = config.headless() is type(config)
-            heads = [method.projector_type for method in config_classes() if fields_of_head(method)]
-            remedy = f"Give it a new one: projector_type={' or '.join(map(repr, heads))} beside drafter."
-            if not gets_one:
-                remedy = "Leave train_only out."
+            remedy = "Leave train_only out."
+            if config.headless() is type(config):
+                heads = [method.projector_type for method in config_classes() if fields_of_head(method)]
+                remedy = f"Give it a new one: projector_type={' or '.join(map(repr, heads))} beside drafter."
             raise refusal("the drafter of train_only='head'", "one with a correction head", config.title, remedy)
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.split(".")[0] in config.head_modules())
@@ -127,9 +126,8 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
         method = DominoConfig.of_method(overrides["projector_type"])
         headless = method.headless()
         if headless is not type(config):
-            if headless is None:
-                expected = "one of the same backbone"
-            else:
+            expected = "one of the same backbone"
+            if headless is not None:
                 expected = f"plain {headless.title}"
             remedy = "Leave projector_type out, or start from such a drafter."
             raise refusal("the drafter of a new head", expected, config.title, remedy)
@@ -137,9 +135,9 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
     if (taps := getattr(config, TAPS, None)) not in (None, overrides.get(TAPS, taps)):
         raise refusal(f"{TAPS} of the drafter", taps, overrides[TAPS], "Its weights are of that.")
     result = DominoDraftModel(config.changed(**overrides))
-    own = drafter.config.shapes()
+    own = config.shapes()
     if others := [name for name, shape in result.config.shapes().items() if own.get(name, shape) != shape]:
-        changed = {name: overrides[name] for name in overrides if overrides[name] != getattr(config, name, None)}
+        changed = {name: value for name, value in overrides.items() if value != getattr(config, name, None)}
         remedy = f"Its {others[0]} is of that size: leave it out, or train a new drafter."
         raise refusal(f"{', '.join(changed)} of the drafter", "as it is", changed, remedy)
     result.load_state_dict(drafter.state_dict(), strict=False)

@@ -111,13 +111,10 @@ def check_resumable(
     checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
 ) -> None:
     """Refuse a checkpoint of another target, shape, optimizer or, under an adapter, of another drafter."""
-    saved = _read(Path(checkpoint) / CONFIG_FILE)
-    run = _read(Path(checkpoint) / RUN_FILE)
-    of_adapter = TargetIdentity.from_dict(_read(Path(checkpoint) / TARGET_FILE))
+    saved, run, target_of_adapter = (_read(Path(checkpoint) / name) for name in (CONFIG_FILE, RUN_FILE, TARGET_FILE))
+    recorded = TargetIdentity.from_dict(target_of_adapter)
     if saved:
         recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved))
-    else:
-        recorded = of_adapter
     if found := TargetIdentity.recorded_in(config):
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}

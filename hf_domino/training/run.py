@@ -21,7 +21,7 @@ from hf_domino.target.identity import identify
 from hf_domino.target.loading import AutoTarget, place_target
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
-from hf_domino.training.hidden_states.reading import CachedRows
+from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
@@ -48,8 +48,9 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     """
     since = time.perf_counter()
     check_fields(names, shape, data, args)
-    check_writable(Path(str(args.output_dir)), "output_dir")
-    with alone_in_folder(args), needing_room(Path(str(args.output_dir)), MAKE_ROOM):
+    folder = Path(str(args.output_dir))
+    check_writable(folder, "output_dir")
+    with alone_in_folder(args), needing_room(folder, MAKE_ROOM):
         trainer, checkpoint = make_trainer(names, shape, data, args, since)
         if trainer.is_world_process_zero():
             say_what_it_takes(trainer)
@@ -59,9 +60,8 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         if trainer.state.global_step < trainer.state.max_steps:
             return False
         trainer.save_model()
-        if trainer.eval_dataset is None:
-            metrics = {}
-        else:
+        metrics = {}
+        if trainer.eval_dataset is not None:
             metrics = trainer.evaluate()
         trainer.save_state()
         trainer.create_model_card()
@@ -171,14 +171,13 @@ def check_fields(
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)
     of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
+    default = ""
     if names.drafter is None:
         default = DominoConfig.projector_type
-    else:
-        default = ""
     method = METHODS.get(overrides.get("projector_type", default))
     if method is not None:
         method.config_class.refuse_unknown(set(overrides) - method.config_class.fields_beside())
-    if names.drafter is None or not overrides:
+    if names.drafter is None:
         return
     if of_head and (method is None or not set(of_head) <= fields_of_head(method.config_class)):
         heads = [each.projector_type for each in config_classes() if fields_of_head(each)]
@@ -193,18 +192,17 @@ def check_fields(
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
     """What one does with a trained drafter, as commands."""
     file = str(data.eval_file)
+    prompts = ""
     if Path(file).is_file():
         prompts = f" --prompts {shlex.quote(file)}"
-    else:
-        prompts = ""
+    dtype = "float32"
     if args.bf16:
         dtype = "bfloat16"
-    else:
-        dtype = "float16" if args.fp16 else "float32"
+    elif args.fp16:
+        dtype = "float16"
     device = args.device.type
-    if (device, dtype) == ("cpu", "float32"):
-        where = ""
-    else:
+    where = ""
+    if (device, dtype) != ("cpu", "float32"):
         where = f" --device {device} --dtype {dtype}"
     folder = shlex.quote(args.output_dir)
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"

@@ -36,13 +36,13 @@ from hf_domino.training.evidence.acceptance import walked_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.faults import check_losses, check_weights
-from hf_domino.training.hidden_states.reading import CachedRows
+from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.loading import say_first_tokens
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors
-from hf_domino.training.objective.forward import check_final
+from hf_domino.training.objective.forward import Batch, check_final
 from hf_domino.training.objective.losses import lambda_base_at
-from hf_domino.training.objective.objective import Batch, Objective
+from hf_domino.training.objective.objective import Objective
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, kept_of, last_checkpoint
 
@@ -101,7 +101,6 @@ class DominoTrainer(Trainer):
 
     optimizer: torch.optim.Optimizer | None
     args: DominoTrainingArguments
-    data_collator: Any
 
     def __init__(
         self,
@@ -125,10 +124,9 @@ class DominoTrainer(Trainer):
             raise refusal("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
         say_first_tokens(model)
         if data_collator is None:
+            multiple = 1
             if args.is_static:
                 multiple = -(-args.max_length // LENGTHS)
-            else:
-                multiple = 1
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)
             options = {
                 "tokenizer": processing_class, "max_length": min(args.max_length, model.config.max_position_embeddings),

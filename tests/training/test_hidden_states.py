@@ -21,7 +21,7 @@ from hf_domino.data.rows import load_rows
 from hf_domino.target.identity import identify
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
-from hf_domino.training.hidden_states.reading import CachedRows
+from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.objective.anchors import collate_rows
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hf_domino.training import muon
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.meter import Meter
-from hf_domino.training.hidden_states.reading import STATES
+from hf_domino.training.hidden_states.folder import STATES
 
 META = torch.device("meta")
 LOSS_TOL = {"rel": 1e-6}  # fp32 sums in another order

@@ -20,9 +20,10 @@ from hf_domino.methods.side_by_side import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.forward import STATES, draft_blocks, read_target
+from hf_domino.training.objective.forward import STATES, Batch, draft_blocks, read_target
 from hf_domino.training.objective.losses import corrected_positions, draft_logits
 
+Rounds = list[list[int]]  # for each sequence the tokens that each of its rounds emits
 ANCHORS_PER_FORWARD = 64
 
 
@@ -32,7 +33,7 @@ def walk_acceptance(
     sequences: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
     hidden_states: Sequence[torch.Tensor | None] | None = None,
-) -> list[list[int]]:
+) -> Rounds:
     """Acceptance lengths of the rounds that greedy generation would run over the target's own greedy text.
 
     Args:
@@ -53,12 +54,12 @@ def walk_acceptance(
 
 def walk_rounds(
     drafter: DominoDraftModel, target: PreTrainedModel, texts: Iterable[tuple[Sequence[int], int, torch.Tensor | None]]
-) -> tuple[list[list[int]], list[list[int]]]:
+) -> tuple[Rounds, Rounds]:
     """Rounds of the base logits alone, and those of [`walk_acceptance`], at the price of one walk."""
     was_training = drafter.training
     drafter.eval()
     view = TargetModel(target, drafter.config.layer_ids(target.config))
-    found: tuple[list[list[int]], list[list[int]]] = ([], [])
+    found: tuple[Rounds, Rounds] = ([], [])
     for sequence, start, states in texts:
         batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
         if states is not None:
@@ -77,7 +78,7 @@ def walk_rounds(
 def accept_lengths(
     drafter: DominoDraftModel,
     target: TargetModel,
-    batch: dict[str, torch.Tensor],
+    batch: Batch,
     first_anchor: int,
     sees_context: bool = True,
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
@@ -95,19 +96,17 @@ def accept_lengths(
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):
         return anchors.expand(2, -1)
+    features = None
     if sees_context:
         features = drafter.fuse_context(read_target(target, batch)[0])
-    else:
-        features = None
     is_corrected = corrected_positions(config, anchors.device)
     lengths = []
     penalty = target.model.generation_config.repetition_penalty
     for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):
         # No block here sees past the last anchor.
         blocks = {"input_ids": input_ids, "loss_mask": torch.ones_like(input_ids), "anchors": piece}
-        if features is None:
-            seen = None
-        else:
+        seen = features
+        if features is not None:
             seen = features[:, : int(piece.max())]
         hidden, states = draft_blocks(drafter, target, blocks, seen)
         labels, _ = block_labels(blocks, config, loss_decay=1.0)
@@ -132,11 +131,11 @@ def accept_lengths(
 def chosen_logits(drafter: DominoDraftModel, target: TargetModel, *positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits and those that drafts are chosen by: of `draft_logits`, less what a head leaves out."""
     base, corrected = draft_logits(drafter, target, *positions)
-    if drafter.head is None:
-        narrowed = base
-    else:
+    if drafter.head is not None:
         narrowed = drafter.head.narrow(base)
-    return base, corrected if narrowed is base else corrected + (narrowed - base)
+        if narrowed is not base:
+            corrected = corrected + (narrowed - base)
+    return base, corrected
 
 
 def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:
@@ -154,8 +153,7 @@ def walked_metrics(
         base, corrected = map(mean_acceptance_length, walk_rounds(drafter, target, texts))
     if base is None or corrected is None:
         return {}
+    metrics = {"walked_acceptance_length": corrected}
     if drafter.has_correction_head:
-        of_base = {"base_walked_acceptance_length": base}
-    else:
-        of_base = {}
-    return {"walked_acceptance_length": corrected} | of_base
+        metrics["base_walked_acceptance_length"] = base
+    return metrics

@@ -15,8 +15,8 @@ import torch
 from transformers import PrinterCallback, ProgressCallback
 
 from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.training.objective.forward import Batch
 from hf_domino.training.objective.losses import DraftLosses
-from hf_domino.training.objective.objective import Batch
 
 # What fits into a line of the terminal; all that is logged is in trainer_state.json.
 SHOWN = (

@@ -1,1 +1,1 @@
-"""Hidden states of the target, written once and read in every epoch: a folder of shards, its writer, its reader."""
+"""Hidden states of the target, written once and read in every epoch: a folder of shards, and its writer."""

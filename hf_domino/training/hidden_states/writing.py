@@ -25,8 +25,14 @@ from hf_domino._common.whole_files import write_whole
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.target.identity import identify
 from hf_domino.target.view import TargetModel
-from hf_domino.training.hidden_states.folder import INDEX_FILE, START_AGAIN, StateSettings, find_rows, write_shard
-from hf_domino.training.hidden_states.reading import keys_of
+from hf_domino.training.hidden_states.folder import (
+    INDEX_FILE,
+    START_AGAIN,
+    StateSettings,
+    find_rows,
+    keys_of,
+    write_shard,
+)
 from hf_domino.training.objective.forward import check_final, read_target
 
 MAX_SHARD_BYTES = 2**27
@@ -112,7 +118,7 @@ class StateWriter:
             ValueError: If the disk has not enough room for them, or a state is not finite.
         """
         missing = self.missing(rows)
-        (process, num_processes) = self._shard
+        process, num_processes = self._shard
         if not missing:
             return
         settings = self.settings

@@ -9,7 +9,7 @@ Shapes: B batch, S sequence length, C hidden states kept per token, H hidden siz
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,19 +18,19 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.side_by_side import UNUSED, block_positions, gather_positions
-from hf_domino.training.objective.forward import STATES
+from hf_domino.training.objective.forward import STATES, Batch
 
 TRAINING_STREAM, EVALUATION_STREAM = range(2)  # keep apart what is drawn for one use and another
 
 
-def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: int) -> torch.Tensor:
+def sample_anchors(batch: Batch, num_anchors: int, *seeds: int) -> torch.Tensor:
     """Draw up to `num_anchors` anchors per row, without replacement.
 
     What a row draws depends on `seeds` and the row alone, so several processes, smaller batches and a resumed run draw
     what one large batch does. Rows with the same tokens draw the same.
 
     Args:
-        batch (`Mapping[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`.
+        batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`.
         num_anchors (`int`): Most anchors of a row.
         seeds (`int`): Seeds beside the row's tokens.
 
@@ -48,12 +48,12 @@ def sample_anchors(batch: Mapping[str, torch.Tensor], num_anchors: int, *seeds: 
         chosen = torch.randperm(len(positions), generator=generator)[:num_anchors]
         rows.append(positions[chosen].sort().values)
     anchors = pad_sequence(rows, batch_first=True, padding_value=UNUSED)
-    if not (anchors.shape[1]):
+    if not anchors.shape[1]:
         anchors = anchors.new_full((len(rows), 1), UNUSED)
     return anchors.to(batch["input_ids"].device)
 
 
-def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple: int = 1) -> dict[str, torch.Tensor]:
+def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple: int = 1) -> Batch:
     """Pad rows on the right to a length S that is a multiple.
 
     Returns:
@@ -71,23 +71,18 @@ def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple
     columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
     if STATES in rows[0]:
         columns[STATES] = [row[STATES] for row in rows]
-    return {
-        name: _padded(values, multiple, pad_token_id if name == "input_ids" else 0) for name, values in columns.items()
-    }
+    batch = {}
+    for name, values in columns.items():
+        value = pad_token_id if name == "input_ids" else 0
+        padded = pad_sequence(values, batch_first=True, padding_value=value)
+        spare = -padded.shape[1] % multiple
+        if spare:
+            padded = F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value)
+        batch[name] = padded
+    return batch
 
 
-def _padded(rows: list[torch.Tensor], multiple: int, value: int) -> torch.Tensor:
-    """Stack rows `[S, ...]` of several lengths, padded on the right to a multiple."""
-    padded = pad_sequence(rows, batch_first=True, padding_value=value)
-    spare = -padded.shape[1] % multiple
-    if spare:
-        return F.pad(padded, (0, 0) * (padded.dim() - 2) + (0, spare), value=value)
-    return padded
-
-
-def collate_and_draw(
-    collate: Callable[[Any], dict[str, torch.Tensor]], args: Any, epoch: torch.Tensor, rows: Any
-) -> dict[str, torch.Tensor]:
+def collate_and_draw(collate: Callable[[Any], Batch], args: Any, epoch: torch.Tensor, rows: Any) -> Batch:
     """Collate training rows, and draw their `anchors` `[B, N]` on a CPU: no device is waited for."""
     batch = collate(rows)
     anchors = sample_anchors(batch, args.num_anchors, args.seed, TRAINING_STREAM, int(epoch))
@@ -96,9 +91,7 @@ def collate_and_draw(
     return batch | {"anchors": anchors}
 
 
-def block_labels(
-    batch: Mapping[str, torch.Tensor], config: DominoConfig, loss_decay: float
-) -> tuple[torch.Tensor, torch.Tensor]:
+def block_labels(batch: Batch, config: DominoConfig, loss_decay: float) -> tuple[torch.Tensor, torch.Tensor]:
     """The token each block position should predict, and how much it counts.
 
     Position k predicts the token at a+k+1 with `shift_label`, else a+k. Its weight is valid * loss_mask(label) *
@@ -106,7 +99,7 @@ def block_labels(
     inside the sequence and k >= o (without `shift_label`, position 0 would learn to copy the anchor).
 
     Args:
-        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`; `loss_mask` `[B, S]`, nonzero where the token is
+        batch (`dict[str, torch.Tensor]`): `input_ids` `[B, S]`; `loss_mask` `[B, S]`, nonzero where the token is
             supervised; `anchors` `[B, N]`.
         config (`DominoConfig`): For `block_size` and `label_offset`.
         loss_decay (`float`): Positions after which a weight has fallen to 1/e.

@@ -8,7 +8,6 @@ G width of a head's state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions, gather_positions
 from hf_domino.target.view import Captured, TargetModel
 
+Batch = dict[str, torch.Tensor]  # columns by their names
 STATES = "hidden_states"  # of rows that carry the target's, `[S, C, H]`
 # Rounding of one product in 16 bits; a state that was not normed, or normed twice, is off by far more.
 SAME_LOGITS_TOL = 0.05
@@ -26,14 +26,12 @@ PROBED_TOKENS = 8  # the first ones of the vocabulary
 
 
 @torch.no_grad()
-def read_target(
-    target: TargetModel, batch: Mapping[str, torch.Tensor], final: bool = False
-) -> tuple[Captured, torch.Tensor | None]:
+def read_target(target: TargetModel, batch: Batch, final: bool = False) -> tuple[Captured, torch.Tensor | None]:
     """What the drafter reads of a batch: the hidden states that it carries, or those of a forward over it.
 
     Args:
         target (`TargetModel`): The frozen target.
-        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]`, with padding only on the right, where a causal
+        batch (`dict[str, torch.Tensor]`): `input_ids` `[B, S]`, with padding only on the right, where a causal
             target cannot see it; or `hidden_states` `[B, S, C, H]` of [`~training.CachedRows`].
         final (`bool`, *optional*, defaults to `False`): Also what lm_head reads.
 
@@ -80,7 +78,7 @@ def check_final(target: TargetModel) -> None:
 def draft_blocks(
     drafter: DominoDraftModel,
     target: TargetModel,
-    batch: Mapping[str, torch.Tensor],
+    batch: Batch,
     context_features: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Draft the blocks at `anchors`, all side by side.
@@ -88,7 +86,7 @@ def draft_blocks(
     Args:
         drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
         target (`TargetModel`): For embeddings.
-        batch (`Mapping[str, torch.Tensor]`): `input_ids` `[B, S]` and `anchors` `[B, N]`.
+        batch (`dict[str, torch.Tensor]`): `input_ids` `[B, S]` and `anchors` `[B, N]`.
         context_features (`torch.Tensor`, *optional*): `[B, C, H]` of the first C positions, enough to reach all
             anchors; None to draft without any context.
 

@@ -24,7 +24,7 @@ from hf_domino.methods.side_by_side import block_positions
 from hf_domino.target.view import TargetModel
 from hf_domino.training.fields import TrainingFields
 from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.forward import draft_blocks, read_target
+from hf_domino.training.objective.forward import Batch, draft_blocks, read_target
 from hf_domino.training.objective.losses import (
     DraftLosses,
     LeanCrossEntropy,
@@ -35,7 +35,6 @@ from hf_domino.training.objective.losses import (
     teach,
 )
 
-Batch = dict[str, torch.Tensor]
 # Positions after which a loss weight has fallen to 1/e (arXiv 2605.29707, 2602.06036); of others a little under half.
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
 MOST_LOGITS = 2**25  # that are held at once
@@ -66,10 +65,9 @@ class Objective:
         published = LOSS_DECAY_BY_BLOCK_SIZE.get(config.block_size, round(0.45 * config.block_size, 2))
         self.loss_decay = args.loss_decay or config.loss_decay or published
         self.gathers = not args.is_static
+        self.max_logits = MOST_LOGITS
         if self.gathers:
             self.max_logits = min(MOST_LOGITS, POSITIONS_IN_CACHE * config.draft_width)
-        else:
-            self.max_logits = MOST_LOGITS
         self._autocast = autocast
 
     def label(self, batch: Batch, evaluating: bool = False) -> None:
@@ -99,7 +97,7 @@ class Objective:
             self.label(batch, evaluating=lambda_base is None)
         drafter = self.drafter
         anchors = batch["anchors"]
-        config = self.drafter.config
+        config = drafter.config
         learns = lambda_base is not None and self.args.distillation_weight > 0
         with self._autocast():
             captured, final = read_target(self.target, batch, final=learns)
@@ -115,11 +113,10 @@ class Objective:
     def _score_in_chunks(self, blocks: ScoredBlocks, lambda_base: float | None) -> DraftLosses:
         """Score blocks whose logits are never all in memory at once, each with its gradients where they are wanted."""
         config = self.drafter.config
-        parameters = self.drafter.head_parameters()
         chunks = blocks.split(max(1, self.max_logits // (config.draft_width * config.block_size)))
         if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which makes its own backward pass
             return _sum_up([self._score_chunk(chunk, lambda_base) for chunk in chunks])
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        trained = [parameter for parameter in self.drafter.head_parameters() if parameter.requires_grad]
         inputs = {name: field for name, field in blocks._asdict().items() if field is not None and field.requires_grad}
         of_positions = []
         parts = list[DraftLosses]()
@@ -148,7 +145,6 @@ class Objective:
         """
         drafter = self.drafter
         target = self.target
-        options = None if lambda_base is None else self.args
         counts = chunk.weights > 0
         has_loss = counts & (chunk.labels >= 0)
         weights = torch.where(has_loss, chunk.weights, 0.0)
@@ -169,21 +165,20 @@ class Objective:
         states = None if chunk.states is None else take(chunk.states)
         is_corrected = take(corrected_positions(drafter.config, labels.device).expand_as(has_loss))
         base, corrected = draft_logits(drafter, target, take(chunk.hidden), states, is_corrected)
-        if chunk.final is None:
-            taught = None
-        else:
+        taught = None
+        if chunk.final is not None:
             taught = teach(drafter.vocabulary, target, take(chunk.final))
 
         def loss_of(logits: torch.Tensor) -> torch.Tensor:
             losses = LeanCrossEntropy.apply(logits, labels)
             scale = weights
-            if options is not None and options.position_weights == "dpace":
+            if lambda_base is not None and self.args.position_weights == "dpace":
                 confidence = put_back(losses.detach()).neg().exp() * has_loss
                 scale = weights * dynamic_weights(confidence, counts)
-            if options is not None and taught is not None:
+            if taught is not None:
                 probs, entropy = taught
                 learned = LeanCrossEntropy.apply(logits, probs) - entropy
-                share = options.distillation_weight
+                share = self.args.distillation_weight
                 # At 1, no passes over the logits are made for a gradient that counts nothing.
                 losses = learned if share == 1 else torch.lerp(losses, learned, share)
             return (put_back(losses) * scale).sum()

@@ -25,6 +25,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.scores import Scores
 
 Holder = Callable[[str, torch.Tensor], torch.Tensor]  # copies a named tensor to where graphs find it
+HELD_ROWS = 64  # of a batch: smaller ones share what is held
 GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
 # Look at the scores only: all positions of a block go through at once as they are.
 PREFIX_FREE = (
@@ -173,10 +174,10 @@ class SeenPenalty(Effect):
         super().__init__(processor, key=key, may_lift=processor.penalty < 1)
 
     def hold(self, hold: Holder) -> None:
-        """Put what is ignored of each row where graphs find it; batches of like sizes share a shape."""
+        """Put what is ignored of each row where graphs find it; batches of most sizes share a shape."""
         if isinstance(self._ignored, list):
-            size = 1 << (len(self._ignored) - 1).bit_length()
-            self._held = hold("ignored", torch.tensor(self._ignored + [0] * (size - len(self._ignored))))
+            missing = max(HELD_ROWS - len(self._ignored), 0)
+            self._held = hold("ignored", torch.tensor(self._ignored + [0] * missing))
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
         """Penalise what stands in the text of each position."""

@@ -32,10 +32,7 @@ def unfixable(cache: Any) -> str | None:
 
 
 def places_of(starts: torch.Tensor, width: int, ring: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows `[N, 1]` and slots `[N, C]` of so many new positions (C) behind a start of each row, `[N]`.
-
-    With `ring` they go on at the first slot behind so many.
-    """
+    """Rows `[N, 1]` and slots `[N, C]` of C new positions behind a start of each row `[N]`, in a ring of so many."""
     slots = starts[:, None] + torch.arange(width, device=starts.device)
     if ring is not None:
         slots = slots % ring
@@ -61,8 +58,7 @@ class FixedLayer(StaticLayer):
     Args:
         capacity (`int`): Positions (S).
         lengths (`torch.Tensor`): Valid positions of each sequence, `[B]` int64 on the layer's device.
-        first (`FixedLayer`, *optional*): The first layer, which a forward comes to before the others and which works
-            out where all of them write. Defaults to itself.
+        first (`FixedLayer`, *optional*): The first layer, which works out where all write. Defaults to itself.
     """
 
     def __init__(self, capacity: int, lengths: torch.Tensor, first: FixedLayer | None = None):
@@ -102,10 +98,6 @@ class FixedLayer(StaticLayer):
         if self._first is None:
             self._places = places
         return places
-
-    def forget_places(self) -> None:
-        """Let the next forward work out anew where it writes, also if its first layer is traced and keeps nothing."""
-        self._places = None
 
     def crop(self, tokens_to_remove: int) -> None:
         """Do nothing: what is behind the length is not read."""
@@ -155,10 +147,9 @@ class FixedCache(Cache):
         compact((self.lengths, *self._states()), rows)
 
     def begin_forward(self) -> None:
-        """Announce a forward."""
+        """Let a forward work out anew where it writes, also if its first layer is traced and keeps nothing."""
         for layer in self.layers:
-            if isinstance(layer, FixedLayer):
-                layer.forget_places()
+            layer._places = None
 
     def reserve(self, count: int) -> None:
         """Make room to carry so many positions in."""

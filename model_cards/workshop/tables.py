@@ -7,7 +7,6 @@ are named as seen from the page's folder.
 from __future__ import annotations
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +99,7 @@ def released(folder: Path, files: Sequence[str]) -> str:
 
 def contexts(folder: Path, files: Sequence[str]) -> str:
     """Acceptance and the time of a draft by the length of the prompt, without a window and with one."""
-    rows = [json.loads(line) for name in files for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+    rows = [row for name in files for row in read_runs(folder / name)]
     window = max(row["window"] or 0 for row in rows)
     pairs = [name for figure in ("tokens a round", "ms a draft", "MB kept") for name in (figure, f"window {window}")]
     head = ["tokens of the prompt", *pairs]
@@ -116,15 +115,14 @@ def contexts(folder: Path, files: Sequence[str]) -> str:
     equal = sum(row["equals_plain"] for row in rows)
     origin = (
         f"- [{Path(files[0]).name}]({files[0]}): {first['target']} in float32, greedy, full blocks, "
-        f"{len(rows)} answers, of which {equal} equal plain generation's; {first['hardware']}, "
-        f"commit {first['commit'][:7]}, {first['date']}.\n"
+        f"{len(rows)} answers, of which {equal} equal plain generation's; {_machine(first)}.\n"
     )
     return "\n".join(lines) + "\n\n" + origin
 
 
 def rounds(folder: Path, files: Sequence[str]) -> str:
     """Milliseconds of a round of each method, a column for each batch size, and the floor of each."""
-    rows = [json.loads(line) for name in files for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+    rows = read_runs(folder / files[0])
     sizes = sorted({row["batch_size"] for row in rows})
     found = {(row["method"], row["batch_size"]): row for row in rows}
     head = [name for size in sizes for name in (f"ms, {size} at once", "floor")]
@@ -138,13 +136,13 @@ def rounds(folder: Path, files: Sequence[str]) -> str:
     first = rows[0]
     return (
         f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {first['shapes']}, {first['dtype']}, "
-        f"{first['context']} tokens of prompt, {first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+        f"{first['context']} tokens of prompt, {_machine(first)}.\n"
     )
 
 
 def break_even(folder: Path, files: Sequence[str]) -> str:
     """Break-even acceptance length and speed-ups by batch size and network delay, from rounds and compiled steps."""
-    rows = [json.loads(line) for name in files for line in (folder / name).read_text(encoding="utf-8").splitlines()]
+    rows = read_runs(folder / files[0])
     body = []
     for size in sorted({row["batch_size"] for row in rows}):
         took = {row["method"]: row["ms"] for row in rows if row["batch_size"] == size}
@@ -191,7 +189,7 @@ def variants(folder: Path, files: Sequence[str]) -> str:
         f"{markdown_table(['difference in tokens a round'], body)}\n"
         f"- No clear difference: {unclear}.\n"
         f"- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs of {first['steps']} steps for {first['target']}, "
-        f"{first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+        f"{_machine(first)}.\n"
     )
 
 
@@ -213,7 +211,7 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     head = ["tokens a round", "steps", "saved"]
     return (
         f"{markdown_table(head, body)}\n- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs for {first['target']}, "
-        f"{first['num_texts']} held-out texts, {first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+        f"{first['num_texts']} held-out texts, {_machine(first)}.\n"
     )
 
 
@@ -235,12 +233,17 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     head = ["reward, first quarter", "last quarter", "tokens a forward, first quarter", "last quarter", "updates"]
     return (
         f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {4 * window} steps for {first['pair']}, "
-        f"{first['hardware']}, commit {first['commit'][:7]}, {first['date']}.\n"
+        f"{_machine(first)}.\n"
     )
 
 
 TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, variants, trained, rollouts)
 RENDERED = {function.__name__: function for function in TABLES}
+
+
+def _machine(row: Row) -> str:
+    """What a row was measured on: hardware, commit and date."""
+    return f"{row['hardware']}, commit {row['commit'][:7]}, {row['date']}"
 
 
 def _name(rows: Sequence[Row]) -> str:

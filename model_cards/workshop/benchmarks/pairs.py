@@ -37,7 +37,7 @@ from hf_domino._common.provenance import provenance
 from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration.from_target import ends_of
 from hf_domino.data.writers import cut_at_end
-from hf_domino.evaluation.benchmark.prompts import encode, encode_one
+from hf_domino.evaluation.benchmark.prompts import encode_one, inputs_of
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.run import prompts_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
@@ -74,7 +74,7 @@ def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Na
     prompts = read_prompts(options.prompts)[: options.num_prompts]
     prompts.sort(key=lambda prompt: -len(encode_one(pair.tokenizer, prompt)["input_ids"]))
     size = options.batch_size
-    encoded = [encode(pair.tokenizer, prompts[start : start + size]) for start in range(0, len(prompts), size)]
+    encoded = [inputs_of(pair, prompts[start : start + size]) for start in range(0, len(prompts), size)]
     fields = ("max_new_tokens", "dtype", "seed", "batch_size")
     origin = {name: getattr(options, name) for name in fields} | {"target": pair.name}
     origin |= provenance(options.device)
@@ -125,7 +125,7 @@ def _run(
     call = {"do_sample": False, "max_new_tokens": options.max_new_tokens} | how | arguments
     torch.manual_seed(options.seed)
     try:
-        text, seconds = generate_timed(pair.target, inputs.to(pair.target.device), **call)
+        text, seconds = generate_timed(pair.target, inputs, **call)
     except Exception as error:  # a method of many must not end the others
         print(f"{call}: {type(error).__name__}: {error}", file=sys.stderr)
         return None

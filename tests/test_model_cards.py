@@ -82,7 +82,7 @@ def test_rows_in_the_repository_are_small():
 def test_a_smaller_draft_vocabulary_costs_what_the_page_says():
     page = " ".join((CARDS.parent / "docs" / "training.md").read_text().split())
     assert (
-        "With 8,192 of its 49,152 tokens SmolLM2's drafter accepted as much, and its correction took half as long"
+        "With 8,192 of its 49,152 tokens, SmolLM2's drafter accepted as much, and its correction took half as long"
         in page
     )
     small, whole = (

@@ -28,7 +28,7 @@ from study.summary import summarize as summarize_runs
 EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static, full blocks"  # of model_cards/workshop/benchmarks/pairs.py
-REMOVED = ("medusa", "lookahead", "early_exit")  # no longer in the package: pages leave their results out
+REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -101,15 +101,15 @@ def contexts(folder: Path, files: Sequence[str]) -> str:
     """Acceptance and the time of a draft by the length of the prompt, without a window and with one."""
     rows = [row for name in files for row in read_runs(folder / name)]
     window = max(row["window"] or 0 for row in rows)
-    pairs = [name for figure in ("tokens a round", "ms a draft", "MB kept") for name in (figure, f"window {window}")]
+    pairs = [name for figure in ("tokens a round", "ms a draft") for name in (figure, f"window {window}")]
     head = ["tokens of the prompt", *pairs]
     lines = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for length in sorted({row["context"] for row in rows}):
         cells = [f"{length:,}"]
-        for field, digits, scale in (("acceptance_length", 2, 1), ("draft_ms", 1, 1), ("context_bytes", 1, 2**-20)):
+        for field, digits in (("acceptance_length", 2), ("draft_ms", 1)):
             for has_window in (False, True):
                 here = [row for row in rows if row["context"] == length and (row["window"] is not None) == has_window]
-                cells.append(f"{scale * sum(row[field] for row in here) / len(here):.{digits}f}")
+                cells.append(f"{sum(row[field] for row in here) / len(here):.{digits}f}")
         lines.append("| " + " | ".join(cells) + " |")
     first = rows[0]
     equal = sum(row["equals_plain"] for row in rows)
@@ -157,7 +157,7 @@ def break_even(folder: Path, files: Sequence[str]) -> str:
 
 
 def kinds(folder: Path, files: Sequence[str]) -> str:
-    """Acceptance length and training time of each method, a column for each STUDY, FILE and budget in turn.
+    """Acceptance length and training time of each method as published, a column for each STUDY, FILE and budget in turn.
 
     Of runs at several learning rates (`eagle3`, `eagle3_rate_3`) the best one counts.
     """
@@ -167,9 +167,11 @@ def kinds(folder: Path, files: Sequence[str]) -> str:
         column = columns[f"{rows[0]['target']}, {rows[0]['steps']} steps"] = {}
         for one in sorted(summarize_runs(load_study(folder / study_file), rows), key=lambda one: one.acceptance_length):
             column[one.variant.partition("_rate_")[0]] = one
-    found = {name for column in columns.values() for name in column if not name.startswith(REMOVED)}
-    names = sorted(found, key=_published_first)
-    body = [[f"`{name}`", *(_length_and_time(column.get(name)) for column in columns.values())] for name in names]
+    as_published = {name for column in columns.values() for name in column if "_" not in name} - {*REMOVED}
+    body = [
+        [f"`{name}`", *(_length_and_time(column.get(name)) for column in columns.values())]
+        for name in sorted(as_published)
+    ]
     return markdown_table(list(columns), body)
 
 
@@ -315,11 +317,6 @@ def _is_on_gpu(rows: Sequence[Row]) -> bool:
 def _speed_on_gpu(rows: Sequence[Row], method: str, mode: str) -> str:
     speeds = [row["tokens_per_second"] for row in rows_of(rows, method, mode)]
     return f"{geometric_mean(speeds):.0f} ({speed_ratio(rows, method, COMPILED, mode)[0]:.2f})" if speeds else ""
-
-
-def _published_first(name: str) -> tuple[bool, str]:
-    """The methods as published come before those that were enlarged or trained for longer."""
-    return "_" in name, name
 
 
 def _length_and_time(one: Summary | None) -> str:

@@ -88,12 +88,12 @@ def released(folder: Path, files: Sequence[str]) -> str:
     known = read_released(folder / files[0])
     if "tested" in files:
         known = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
-    lines = ["| target | drafter | method | block | tokens a round, by its card | |", "|---|---|---|---:|---:|---|"]
+    lines = ["| target | drafter | method | tokens a round, by its card | |", "|---|---|---|---:|---|"]
     for one in known:
         length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
         title = DominoConfig.of_method(one.method).title
         mark = one.mark if one.mode is None else f"{one.mark}; {one.mode}"
-        lines.append(f"| `{one.target}` | `{one.drafter}` | {title} | {one.block_size or ''} | {length} | {mark} |")
+        lines.append(f"| `{one.target}` | `{one.drafter}` | {title} | {length} | {mark} |")
     return "\n".join(lines) + "\n"
 
 
@@ -157,7 +157,7 @@ def break_even(folder: Path, files: Sequence[str]) -> str:
 
 
 def kinds(folder: Path, files: Sequence[str]) -> str:
-    """Acceptance length and training time of each method as published, a column for each STUDY, FILE and budget in turn.
+    """Acceptance length and training time of each published method, a column for each STUDY, FILE and budget in turn.
 
     Of runs at several learning rates (`eagle3`, `eagle3_rate_3`) the best one counts.
     """

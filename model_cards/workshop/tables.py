@@ -18,7 +18,6 @@ from hf_domino.evaluation.benchmark.report import label, markdown_table, methods
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
 from hf_domino.publishing.released import read_released
-from study.page import signed
 from study.plan import load_study
 from study.rows import of_budget
 from study.rows import read_rows as read_runs
@@ -84,10 +83,10 @@ def methods(folder: Path, files: Sequence[str]) -> str:
 
 
 def released(folder: Path, files: Sequence[str]) -> str:
-    """The released drafters in a FILE; with `tested` behind it one for each target, which we ran or tested."""
+    """The released drafters in a FILE: with `tested`, one for each target that we ran or tested; else the others."""
     known = read_released(folder / files[0])
-    if "tested" in files:
-        known = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
+    tested = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
+    known = tested if "tested" in files else [one for one in known if one not in tested]
     lines = ["| target | drafter | method | tokens a round, by its card | |", "|---|---|---|---:|---|"]
     for one in known:
         length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
@@ -175,26 +174,6 @@ def kinds(folder: Path, files: Sequence[str]) -> str:
     return markdown_table(list(columns), body)
 
 
-def variants(folder: Path, files: Sequence[str]) -> str:
-    """Which variants of a STUDY differ by more than chance, and by how much, in a FILE's rows of one budget."""
-    rows = of_budget(read_runs(folder / files[1]), files[2])
-    found = [(one, one.difference) for one in summarize_runs(load_study(folder / files[0]), rows) if one.difference]
-    found.sort(key=lambda pair: -pair[1].mean)
-    unclear = ", ".join(f"`{one.variant}`" for one, difference in found if not difference.is_clear)
-    body, first = [], rows[0]
-    for one, difference in found:
-        if difference.is_clear:
-            over = f" compared with `{difference.against}`" if difference.against != first["variant"] else ""
-            cell = f"{signed(difference.mean)} ± {difference.error:.2f}{over}"
-            body.append([f"{one.question} (`{one.variant}`)", cell])
-    return (
-        f"{markdown_table(['difference in tokens a round'], body)}\n"
-        f"- No clear difference: {unclear}.\n"
-        f"- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs of {first['steps']} steps for {first['target']}, "
-        f"{_machine(first)}.\n"
-    )
-
-
 def trained(folder: Path, files: Sequence[str]) -> str:
     """Acceptance length, steps and size of what was saved of each variant of a STUDY, at its best rate."""
     study, rows = load_study(folder / files[0]), of_budget(read_runs(folder / files[1]))
@@ -239,7 +218,7 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, variants, trained, rollouts)
+TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, rollouts)
 RENDERED = {function.__name__: function for function in TABLES}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -17,7 +17,7 @@ from hf_domino.evaluation.benchmark.options import BASELINE, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
-from hf_domino.publishing.released import read_released
+from hf_domino.publishing.released import ReleasedDrafter, read_released
 from study.plan import load_study
 from study.rows import of_budget
 from study.rows import read_rows as read_runs
@@ -86,14 +86,16 @@ def released(folder: Path, files: Sequence[str]) -> str:
     """The released drafters in a FILE: with `tested`, one for each target that we ran or tested; else the others."""
     known = read_released(folder / files[0])
     tested = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
-    known = tested if "tested" in files else [one for one in known if one not in tested]
-    lines = ["| target | drafter | method | tokens a round, by its card | |", "|---|---|---|---:|---|"]
+    if "tested" in files:
+        body = [[f"`{one.target}`", f"`{one.drafter}`", _title(one)] for one in tested]
+        return _text_table(["target", "drafter", "method"], body)
+    body = []
     for one in known:
-        length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
-        title = DominoConfig.of_method(one.method).title
-        mark = one.mark if one.mode is None else f"{one.mark}; {one.mode}"
-        lines.append(f"| `{one.target}` | `{one.drafter}` | {title} | {length} | {mark} |")
-    return "\n".join(lines) + "\n"
+        if one not in tested:
+            length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
+            mark = one.mark if one.mode is None else f"{one.mark}; {one.mode}"
+            body.append([f"`{one.target}`", f"`{one.drafter}`", _title(one), length, mark])
+    return _text_table(["target", "drafter", "method", "tokens a round, by its card", ""], body)
 
 
 def contexts(folder: Path, files: Sequence[str]) -> str:
@@ -149,9 +151,9 @@ def break_even(folder: Path, files: Sequence[str]) -> str:
         for method in ("static, compiled", "static, graphs"):
             for delay in (0, 2) if method in took else ():
                 total = took[method] + delay
-                gains = [f"{length * step / total:.2f} x" for length in (2, 4, 6)]
+                gains = [f"{length * step / total:.2f} x" for length in (2, 4)]
                 body.append([f"{size} at once, {method}, n = {delay} ms", f"{total / step:.2f}", *gains])
-    head = ["break-even L", "S at L = 2", "S at L = 4", "S at L = 6"]
+    head = ["break-even L", "S at L = 2", "S at L = 4"]
     return f"{markdown_table(head, body)}\n"
 
 
@@ -220,6 +222,16 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
 
 TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, rollouts)
 RENDERED = {function.__name__: function for function in TABLES}
+
+
+def _text_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table of words, which are aligned to the left."""
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _title(drafter: ReleasedDrafter) -> str:
+    return DominoConfig.of_method(drafter.method).title
 
 
 def _machine(row: Row) -> str:

@@ -28,6 +28,7 @@ EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static, full blocks"  # of model_cards/workshop/benchmarks/pairs.py
 REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
+NOT_SHOWN = (*REMOVED, "native")  # Transformers' own loop with our baseline: notebooks show it
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -76,7 +77,7 @@ def methods(folder: Path, files: Sequence[str]) -> str:
     body = [
         [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
         for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
-        if method != BASELINE and not method.startswith(REMOVED)
+        if method != BASELINE and not method.startswith(NOT_SHOWN)
     ]
     origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"

@@ -115,7 +115,7 @@ def test_a_recipe_that_is_no_yaml_is_named(content, tmp_path, capsys):
     [
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"learning_rate": "fast"}, "argument --learning_rate/--learning-rate: invalid float value: 'fast'"),
-        ({"target": None}, "target must be set"),
+        ({"target": None}, "target must be a folder or a Hub name, got None"),
         ({"target": "./none"}, "target must be a folder or a Hub name, got './none'"),
         ({"train_file": None}, "train_file must be set"),
         (

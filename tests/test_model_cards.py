@@ -132,7 +132,7 @@ def test_what_more_training_brought_is_what_its_rows_say():
     length = rows[-1]["eval_walked_acceptance_length"]
     assert f"Another {steps:,} steps, {seconds / 3600:.1f} hours on two cores, raised this to {length:.2f}" in page
     times_read = rows[-1]["steps"] * rows[-1]["rows_per_step"] / int(rows[-1]["rows"].split()[0])
-    assert f"the last of them read the text {times_read:.0f} times" in page
+    assert f"the last {rows[-1]['steps']:,} read the same text {times_read:.0f} times" in page
     rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "going-on-gpu.jsonl").read_text().splitlines()]
     steps, seconds = (sum(row[name] for row in rows) for name in ("steps", "train_runtime"))
     length = rows[-1]["eval_walked_acceptance_length"]

@@ -15,6 +15,7 @@ from hf_domino._common.refusal import refusal
 # Settings that only sort the written rows into files, so they may change from call to call.
 OF_THE_RESULT = ("eval_rows", "keep_unended")
 COUNTS = ("max_new_tokens", "max_prompt_tokens", "batch_size")
+FLAGS = {"rows": "num-examples", "eval_rows": "num-eval-examples"}  # if named otherwise
 
 
 @describe
@@ -71,7 +72,8 @@ class WritingSettings:
         }
         for name, (is_right, expected) in ranges.items():
             if not is_right:
-                remedy = f"Choose another {name} (--{name.replace('_', '-')})."
+                flag = FLAGS.get(name, name.replace("_", "-"))
+                remedy = f"Choose another {name} (--{flag})."
                 raise refusal(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:

@@ -66,7 +66,7 @@ def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--prompts nowhere.jsonl", "--prompts must be a file of records, got 'nowhere.jsonl': there is none"),
+        ("--prompts nowhere.jsonl", "--prompts must be a file of records, got 'nowhere.jsonl': it does not exist"),
         ("--prompts .", "--prompts must be a file of records, got '.': it is a folder"),
         ("--exclude .", "--exclude must be a file of records, got '.': it is a folder"),
         ("--max-length 5", "max_length must be above 6"),
@@ -88,5 +88,5 @@ def test_wrong_input_is_said_before_anything_is_written(flags, message, data, tm
 
 def test_a_base_model_is_told_that_it_needs_prompts(saved_pair, tmp_path, capsys):
     assert main(["data", "--target", str(saved_pair[0]), "--output", str(tmp_path / "data")]) == 2
-    assert "pass rows with `prompt` for it to continue (--prompts FILE --plain)" in capsys.readouterr().err
+    assert "pass records with `prompt`, which the target continues (--prompts FILE --plain)" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

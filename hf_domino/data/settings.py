@@ -73,7 +73,7 @@ class WritingSettings:
         for name, (is_right, expected) in ranges.items():
             if not is_right:
                 flag = FLAGS.get(name, name.replace("_", "-"))
-                remedy = f"Choose another {name} (--{flag})."
+                remedy = f"Choose another value (--{flag})."
                 raise refusal(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:

@@ -93,9 +93,7 @@ def write_data(
     if not prompts:
         filtered = write_prompts(writer, tokenizer, ends, settings, exclusions, do)
     if not filtered.kept:
-        raise ValueError(
-            f"no prompt is left to answer, all were dropped ({dict(filtered.dropped)}). Pass other prompts (--prompts)."
-        )
+        raise ValueError(f"no prompt is left to answer: {dict(filtered.dropped)}. Pass other prompts (--prompts).")
     answers = write_answers(filtered.kept, writer, tokenizer, settings, do)
     return _write_result(output, filtered, answers, settings)
 

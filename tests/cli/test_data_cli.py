@@ -71,7 +71,7 @@ def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):
         ("--exclude .", "--exclude must be a file of records, got '.': it is a folder"),
         ("--max-length 5", "max_length must be above 6"),
         ("--num-eval-examples 3 --num-examples 3", "eval_rows must be at least 0 and below rows=3, got 3"),
-        ("--seed -1", "seed must be in [0, 4294967295], got -1. Choose another seed (--seed)."),
+        ("--seed -1", "seed must be in [0, 4294967295], got -1. Choose another value (--seed)."),
         ("--threads 0", "--threads: must be a number in [1, 1024], got '0'"),
         ("--template-kwargs [1]", "template_kwargs must be a JSON object, got [1]"),
         ("--max-new-tokens 300", "must be below 256, all the target reads, got 300. Let it write shorter answers"),

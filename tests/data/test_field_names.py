@@ -106,7 +106,7 @@ STRINGS = {"prompt": "a", "completion": "b"}
         ({"messages": MESSAGES, "system": "a", "system_prompt": "b"}, "must be one string"),
         (
             {"messages": [{"role": "system", "content": "other"}, *MESSAGES], "system": "sys"},
-            "`system` must be the chat's own system turn, got sys",
+            "`system` must equal the chat's own system turn, got sys",
         ),
         ({"messages": MESSAGES, "chat_template_kwargs": "calm"}, "`chat_template_kwargs` must be an object, or JSON"),
         (

@@ -163,5 +163,6 @@ def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(field, value):
-    with pytest.raises(ValueError, match=rf"^{field} must be .* \(--{field.replace('_', '-')}\)"):
+    flag = {"rows": "num-examples", "eval_rows": "num-eval-examples"}.get(field, field.replace("_", "-"))
+    with pytest.raises(ValueError, match=rf"^{field} must be .* \(--{flag}\)"):
         WritingSettings(**{field: value})

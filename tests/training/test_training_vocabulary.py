@@ -73,4 +73,4 @@ def test_the_first_tokens_are_taken_with_a_word(target, make_drafter, make_train
     make_trainer(make_drafter(target).restricted(IDS), greedy_rows)
     assert "The drafter proposes the first" not in caplog.text
     make_trainer(make_drafter(target, draft_vocab_size=20), greedy_rows)
-    assert "The drafter proposes the first 20 tokens" in caplog.text
+    assert "The drafter only proposes the first 20 tokens" in caplog.text

@@ -72,7 +72,7 @@ def _take(own: Any, other: Any, name: str) -> None:
         made = other(probe).to(own.weight)
         if (own(probe.to(own.weight)) - made).norm() <= SAME_TOL * made.norm():
             return
-    expected = f"like a {type(own).__name__} {tuple(own.weight.shape)} of 16 or 32 bits in memory"
+    expected = f"a plain {type(own).__name__} {tuple(own.weight.shape)} of 16 or 32 bits in memory, without additions"
     raise refusal(
         f"{name} of a target to start from", expected, f"{type(other).__name__} {tuple(weight.shape)}", REMEDY
     )

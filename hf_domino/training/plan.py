@@ -90,7 +90,7 @@ def follow_minutes(
     seconds = 60 * args.minutes * (1 - AT_THE_END) - (time.perf_counter() - since)
     slowest = max(seconds_of.values())
     if seconds < slowest:
-        remedy = f"A step takes {slowest:.1f} s here, and loading and timing took the rest: give it more."
+        remedy = f"A step takes {slowest:.1f} s here, and loading and timing took the rest: allow more minutes."
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, seconds_of, args.num_anchors)
     args.num_anchors = plan.num_anchors
@@ -151,7 +151,7 @@ class StopInTime(TrainerCallback):
             control.should_training_stop = True
             notice(
                 f"the {args.minutes:g} minutes are over after {state.global_step} of {state.max_steps} steps: the "
-                "machine became slower than when its steps were timed. The learning rate has not fallen to its end."
+                "machine became slower than when its steps were timed. The learning rate has not decayed to its end."
             )
             state.max_steps = state.global_step
 
@@ -174,7 +174,7 @@ def say_what_it_takes(trainer: DominoTrainer) -> None:
     )
     if config.draft_vocab_size is None and config.vocab_size > LARGE_VOCABULARY:
         notice(
-            f"the target has {config.vocab_size:,} tokens, and most of a step is the product with all of them. "
-            f"--draft-vocab-size {USUAL_DRAFT_VOCABULARY} drafts among the most frequent ones of the text, many times "
+            f"a step spends most of its time on the product with all {config.vocab_size:,} tokens of the target. "
+            f"--draft-vocab-size {USUAL_DRAFT_VOCABULARY} only drafts the most frequent ones of the text, many times "
             "as fast."
         )

@@ -124,7 +124,7 @@ def test_refused_before_anything_is_written(tiny_qwen3, tmp_path, fields, option
 
 def test_a_folder_that_is_not_empty(tiny_drafter, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"the folder to export to must be empty, got .* or overwrite=True"):
+    with pytest.raises(ValueError, match=r"the folder to export to must be empty, got .* or pass overwrite=True"):
         tiny_drafter.export(tmp_path)
     with pytest.raises(ValueError, match=r"to must be a folder that can be written to, got '.*notes.txt'"):
         tiny_drafter.export(tmp_path / "notes.txt", overwrite=True)

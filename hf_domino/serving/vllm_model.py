@@ -1,4 +1,4 @@
-"""Extend vLLM's model of a DFlash drafter to Domino and `shift_label`, if the folder's configuration asks for them.
+"""Extend vLLM's model of a DFlash drafter to Domino, `shift_label` and convolutions, if the folder asks for them.
 
 Shapes: B requests, P proposals, N token ids (B (1 + P), or more if they are padded), H hidden size, V vocabulary, L
 layers.
@@ -30,10 +30,15 @@ V2_NOTICE = (
 
 
 class ServedDrafter(DFlashQwen3ForCausalLM):
-    """Run vLLM's DFlash drafter, and Domino or `shift_label` if the folder's configuration says so."""
+    """Run vLLM's DFlash drafter, and Domino, `shift_label` or convolutions if the folder's configuration says so."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         drafter_config = _served(vllm_config)
+        if drafter_config is not None and drafter_config.conv_kernel_size is not None:
+            from vllm.model_executor.models.qwen3_dflash2 import DFlash2Qwen3DecoderLayer
+
+            # Row i of the batch is position i % (1 + P) of its block to these layers, so convolutions stay in a block.
+            self.model_cls = type("ConvolvedModel", (self.model_cls,), {"decoder_layer_cls": DFlash2Qwen3DecoderLayer})
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.drafter_config = drafter_config
         self.num_proposals = vllm_config.speculative_config.num_speculative_tokens

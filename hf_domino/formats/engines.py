@@ -195,9 +195,9 @@ VLLM = Engine(
         _READS_HEAD,
         _ACTIVATION,
     ),
-    note="Domino, and DFlash with shift_label or convolutions, by hf_domino's plugin, so install it beside vLLM: "
-    "without it Domino drafts without its head, and shift_label one token off. block_size - 1 proposals a round, one "
-    "fewer than hf_domino where shift_label is true; one device.",
+    note="Domino, and DFlash with shift_label or convolutions, by hf_domino's plugin, so install it beside vLLM, "
+    "which else ends with an error at Domino's head and at convolutions, and drafts one token off with shift_label. "
+    "block_size - 1 proposals a round, one fewer than hf_domino where shift_label is true; one device.",
     plugin="hf_domino's plugin",
 )
 ZLAB = Engine(

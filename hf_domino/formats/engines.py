@@ -195,8 +195,8 @@ VLLM = Engine(
         _READS_HEAD,
         _ACTIVATION,
     ),
-    note="Domino, and DFlash with shift_label or convolutions, by hf_domino's plugin, so install it beside vLLM, "
-    "which else ends with an error at Domino's head and at convolutions, and drafts one token off with shift_label. "
+    note="Domino, and DFlash with shift_label or convolutions, need hf_domino's plugin: install hf_domino beside vLLM. "
+    "Without it vLLM does not load Domino's head or convolutions, and with shift_label it drafts one token off. "
     "block_size - 1 proposals a round, one fewer than hf_domino where shift_label is true; one device.",
     plugin="hf_domino's plugin",
 )

@@ -38,7 +38,8 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
             from vllm.model_executor.models.qwen3_dflash2 import DFlash2Qwen3DecoderLayer
 
             # Row i of the batch is position i % (1 + P) of its block to these layers, so convolutions stay in a block.
-            self.model_cls = type("ConvolvedModel", (self.model_cls,), {"decoder_layer_cls": DFlash2Qwen3DecoderLayer})
+            layers = {"decoder_layer_cls": DFlash2Qwen3DecoderLayer}
+            self.model_cls = type("ConvolvedModel", (DFlashQwen3ForCausalLM.model_cls,), layers)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.drafter_config = drafter_config
         self.num_proposals = vllm_config.speculative_config.num_speculative_tokens

@@ -57,10 +57,9 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     if method != "domino" and not any(more):
         return None
     config = interpret(stored)[1]
-    config.check_supports("the plugin for vLLM")
     if found := unmet(stored, VLLM):  # as `export` says
         raise ValueError(" ".join(map(str, found)))
-    return config
+    return config if VLLM.plugin_for(config) else None
 
 
 def check_settings(

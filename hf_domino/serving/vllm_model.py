@@ -87,8 +87,8 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         t2d = tensors.pop(T2D, None)
         if t2d is not None:
             ids = drafted_ids(t2d, drafter_config.vocab_size)
-            self.left_out = torch.ones(drafter_config.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
-            self.left_out = self.left_out.to(self.lm_head.weight.device)
+            left_out = torch.ones(drafter_config.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
+            self.left_out = left_out.to(self.lm_head.weight.device)
         if self.head is not None:
             own = [name for name in tensors if name.partition(".")[0] in drafter_config.head_modules()]
             self.head.load_state_dict({name: tensors.pop(name) for name in own})

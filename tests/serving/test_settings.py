@@ -39,9 +39,10 @@ PLAIN = DominoConfig(projector_type="dflash", shift_label=False)
     [
         stored_config(PLAIN) | {"mask_token_id": 7, "rope_theta": 1, "quantization_config": {}},  # it is not judged
         stored_config(PLAIN, "speculators"),
+        stored_config(DominoConfig(projector_type="dflash2", conv_kernel_size=2, shift_label=False)),
         {"architectures": ["LlamaForCausalLM"]},
     ],
-    ids=["specforge", "speculators", "none"],
+    ids=["specforge", "speculators", "dflash2", "none"],
 )
 def test_other_peoples_drafters_are_left_to_vllm(stored):
     assert served_config(stored) is None

@@ -112,7 +112,7 @@ DFLASH = {"projector_type": "dflash"}
         ({}, {"dtype": "int8"}, "dtype must be one of .* got 'int8'"),
         ({}, {"engine": "tgi"}, "engine must be one of .* got 'tgi'"),
         ({}, {"engine": "sglang"}, "SGLang .*: pure_draft_prefix_len must be 1, got 0.* Train with"),
-        (CONVOLVED, {"engine": "vllm"}, "vLLM .*: conv_kernel_size must be absent, got 2"),
+        ({"output_multiplier": 0.5}, {"engine": "vllm"}, "vLLM .*: output_multiplier must be absent, got 0.5"),
         ({}, {"engine": "dflash"}, "dflash .*: projector_type must be 'dflash', got 'domino'"),
     ],
 )

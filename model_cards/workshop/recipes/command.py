@@ -11,28 +11,33 @@ from hf_domino.cli.flags import positive_int
 EXAMPLES = """\
   python model_cards/workshop recipe pair --work pair-work --output model_cards
   python model_cards/workshop recipe smollm2 --work smollm2-work --stage target
+  python model_cards/workshop recipe gemma3 --work gemma3-work
   python model_cards/workshop recipe adapter --work adapter-work --output adapter-work
 """
-RECIPES = ("pair", "smollm2", "adapter")
-STAGES = ("target", "data", "drafter", "rows", "card")
+RECIPES = ("pair", "smollm2", "gemma3", "adapter")
+STAGES = ("target", "data", "train", "measure", "card")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `python model_cards/workshop recipe`."""
     add = parser.add_argument
-    add("name", choices=RECIPES, help="a small target with both drafters, a drafter for SmolLM2, or an adapter")
+    add(
+        "name",
+        choices=RECIPES,
+        help="a small target with drafters, a drafter for SmolLM2 or Gemma 3, or an adapter",
+    )
     add("--work", type=Path, help="folder for intermediate results (default: NAME-work)")
     add("--processes", type=positive_int, default=os.cpu_count(), help="processes, one core each")
     add("--output", type=Path, help="folder of the pair, model_cards in a checkout, or of adapter.jsonl")
     add("--packages", type=Path, help="pair: folder with the corpus packages (default: install them)")
-    add("--stage", choices=STAGES, help="smollm2: make this stage only, and those before it (default: all)")
+    add("--stage", choices=STAGES, help="smollm2, gemma3: make this stage only, and those before it (default: all)")
     add("--text", type=Path, help="smollm2: folder with train and evaluation text that it wrote before")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run `python model_cards/workshop recipe`: hours on a CPU; a stage whose result is there is not done again."""
     work = options.work or Path(f"{options.name}-work")
-    if options.name != "smollm2" and options.output is None:
+    if options.name in ("pair", "adapter") and options.output is None:
         raise ValueError("--output must be given: the folder that the pair is written to, model_cards in a checkout.")
     if options.name == "adapter":
         from recipes.adapter import compare_adapter
@@ -42,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
         from recipes.bundled import make_pair
 
         make_pair(work, options.output, options.packages, options.processes)
+    elif options.name == "gemma3":
+        from recipes.gemma3 import Gemma3Recipe
+
+        Gemma3Recipe(work, options.processes).run(options.stage)
     else:
         from recipes.smollm2 import SmolLM2Recipe
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from hf_domino._common.provenance import provenance
 
 # glibc takes large pieces of memory in huge pages, and keeps them: without, a training step had 25 times the page
 # faults and took a third longer on two cores. Other systems do not look at these variables.
@@ -37,3 +41,28 @@ def run_command(module: str, *arguments: str, environment: Mapping[str, str] | N
     """Run what `python -m` would, in a process of its own with some more variables."""
     found = os.environ | PATH | dict(environment or {})
     subprocess.run([sys.executable, "-m", module, *arguments], check=True, env=found)
+
+
+def run_stages(stages: Mapping[str, Callable[[], Path]], last: str | None = None, record: Path | None = None) -> None:
+    """Run the stages of a recipe, or those up to `last`; `record` gets a line with the CPU time of each that ran."""
+    if last is not None and last not in stages:
+        raise ValueError(f"--stage must be one of {', '.join(stages)}, got {last!r}.")
+    for name, make in stages.items():
+        before = _cpu_seconds()
+        try:
+            result = make()
+        finally:  # what was broken off took time, too
+            minutes = round((_cpu_seconds() - before) / 60, 2)
+            if record is not None and minutes:
+                record.parent.mkdir(parents=True, exist_ok=True)
+                with record.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"stage": name, "cpu_minutes": minutes} | provenance()) + "\n")
+        print(f"[{name}] {result}, after {minutes} CPU-minutes", flush=True)
+        if name == last:
+            break
+
+
+def _cpu_seconds() -> float:
+    """CPU time of this process and of those that it waited for."""
+    spent = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in spent)

@@ -21,7 +21,7 @@ from hf_domino.data.writing import REPORT
 from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import domino_folder
 from recipes.cards import write_smollm2_card
-from recipes.processes import HF_DOMINO, run_command, torchrun
+from recipes.processes import HF_DOMINO, run_command, run_stages, torchrun
 from recipes.smollm2_target import NAME, SHORT_PROMPTS, fetch_target
 from recipes.smollm2_tasks import write_tasks
 
@@ -63,17 +63,14 @@ class SmolLM2Recipe:
         return {
             "target": lambda: fetch_target(self.target),
             "data": self.write_text,
-            "drafter": self.train,
-            "rows": self.measure,
+            "train": self.train,
+            "measure": self.measure,
             "card": self.write_cards,
         }
 
     def run(self, last: str | None = None) -> None:
         """Run all stages, or those up to `last`."""
-        for name, make in self.stages.items():
-            print(f"[{name}] {make()}", flush=True)
-            if name == last:
-                break
+        run_stages(self.stages, last)
 
     @property
     def target(self) -> Path:

@@ -221,7 +221,27 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, rollouts)
+def recipe(folder: Path, files: Sequence[str]) -> str:
+    """CPU-minutes of each stage of a recipe, by the first of FILES, and what its drafter gained, by the other."""
+    stages = read_runs(folder / files[0])
+    spent: dict[str, float] = {}
+    for row in stages:
+        spent[row["stage"]] = spent.get(row["stage"], 0.0) + row["cpu_minutes"]
+    took = ", ".join(f"{name} {minutes:.1f}" for name, minutes in spent.items())
+    rows = measured(read_rows(folder / files[1]))
+    others = [row for row in rows if row["method"] != BASELINE]
+    emitted = ", ".join(
+        f"{label(method).strip('*')} {number(summarize(rows, method, 'greedy').tokens_per_forward)}"
+        for method in dict.fromkeys(row["method"] for row in others)
+    )
+    return (
+        f"CPU-minutes: {took}; {sum(spent.values()):.1f} in all. Tokens per forward, greedy: {emitted}. "
+        f"{count_equal(others)} of {len(others)} outputs equal plain `generate`'s ([rows]({files[1]}): "
+        f"{len({row['prompt'] for row in rows})} prompts, {_machine(rows[0])}).\n"
+    )
+
+
+TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, rollouts, recipe)
 RENDERED = {function.__name__: function for function in TABLES}
 
 

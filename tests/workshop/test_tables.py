@@ -37,6 +37,18 @@ def test_a_line_is_what_the_rows_give(tmp_path):
     assert f"| tiny in float32 | {number(greedy, ' x')} | {number(sampled, ' x')} |" in text
 
 
+def test_what_a_recipe_took_is_the_sum_of_its_runs(tmp_path):
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    took = [("target", 1.5), ("data", 2.0), ("data", 0.25)]  # the second broke off
+    lines = [json.dumps({"stage": stage, "cpu_minutes": minutes}) for stage, minutes in took]
+    (tmp_path / "stages.jsonl").write_text("\n".join(lines))
+    page = tmp_path / "page.md"
+    page.write_text("<!-- recipe:begin stages.jsonl rows.jsonl -->\n<!-- recipe:end -->\n")
+    text = filled(page)
+    assert "CPU-minutes: target 1.5, data 2.2; 3.8 in all." in text
+    assert f"Domino {number(summarize(ROWS, 'domino_adaptive', 'greedy').tokens_per_forward)}" in text
+
+
 def test_speeds_on_a_gpu_are_those_of_long_texts(tmp_path):
     origin = {"target": "tiny", "dtype": "float32", "hardware": "NVIDIA A", "max_new_tokens": 64, "equals_plain": True}
     origin |= {"temperature": 0.7, "commit": "0123456789", "date": "2026-11-26"}

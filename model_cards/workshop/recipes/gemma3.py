@@ -12,7 +12,7 @@ import json
 import random
 import subprocess
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,7 +36,8 @@ PIECES = {
 MEGABYTES = 240
 RECIPE = Path(__file__).with_name("gemma3.yaml")
 CHARACTERS = 280  # of a beginning: about 65 tokens
-NUM_PROMPTS, NUM_HELD_OUT, EVALUATION_ROWS = 192, 12, 12
+NUM_PROMPTS, NUM_HELD_OUT = 128, 8
+WRITING = ("--max-new-tokens=64", "--keep-unended", "--num-eval-examples=8", "--batch-size=32")
 HELD_OUT_ONE_IN = 8  # subjects
 RESULTS, STAGES = "results.jsonl", "stages.jsonl"
 CARD = f"""\
@@ -85,20 +86,15 @@ class Gemma3Recipe:
         """Save the target with the prompts that it is measured on, which are about other subjects than its text."""
         gguf = fetch_gguf(self.work, GGUF, PIECES, GGUF_SHA256, MEGABYTES)
         save_target(*dequantise(gguf, torch.float32), CARD, folder)
-        for file, held_out, count in (
-            (folder / PROMPTS, True, NUM_HELD_OUT),
-            (self.work / "beginnings.jsonl", False, NUM_PROMPTS),
-        ):
-            lines = [json.dumps({"text": text}) + "\n" for text in beginnings(held_out)[:count]]
-            write_whole(file, "".join(lines))
+        _write(beginnings(held_out=True)[:NUM_HELD_OUT], folder / PROMPTS)
 
     def write_text(self) -> Path:
         """Let the target continue the beginnings."""
         if not (self.text / REPORT).exists():
+            prompts = _write(beginnings(held_out=False)[:NUM_PROMPTS], self.work / "beginnings.jsonl")
             what = (f"--target={self.target}", f"--output={self.text}", "--dtype=float32")
-            prompts = (f"--prompts={self.work / 'beginnings.jsonl'}", f"--exclude={self.target / PROMPTS}")
-            how = ("--max-new-tokens=96", "--keep-unended", "--batch-size=32", f"--num-eval-examples={EVALUATION_ROWS}")
-            torchrun(self.processes, HF_DOMINO, "data", *what, *prompts, *how)
+            which = (f"--prompts={prompts}", f"--exclude={self.target / PROMPTS}")
+            torchrun(self.processes, HF_DOMINO, "data", *what, *which, *WRITING)
         return self.text
 
     @property
@@ -121,9 +117,15 @@ class Gemma3Recipe:
         with suppress(subprocess.CalledProcessError):  # after minutes of training, it may say that this was too little
             run_command(HF_DOMINO, "check", *pair, "--num-prompts=6")
         methods = "--methods=prompt_lookup,recycling,domino_adaptive,domino_lookup"
-        how = ("--max-new-tokens=64", "--repeats=1", "--temperature=0")
+        how = ("--max-new-tokens=48", "--repeats=1", "--temperature=0")
         run_command(HF_DOMINO, "bench", *pair, methods, *how, f"--results={self.drafter / RESULTS}")
         return self.drafter / RESULTS
+
+
+def _write(texts: Sequence[str], path: Path) -> Path:
+    """Write texts as records."""
+    write_whole(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
 
 
 def beginnings(held_out: bool) -> list[str]:

@@ -158,10 +158,9 @@ def test_gemmas_stages_are_timed_and_run_commands_of_ours(tmp_path, monkeypatch)
     assert [words[0] for words in called] == ["data", "train", "check", "bench"]
     options = [parse(words) for words in called]  # flags that the commands know
     assert set(options[3].methods) <= set(MEASURABLE)
-    held_out, training = map(gemma3.beginnings, (True, False))
-    assert len(held_out) >= gemma3.NUM_HELD_OUT
-    assert len(training) >= gemma3.NUM_PROMPTS
-    assert not set(held_out) & set(training)
+    assert options[0].exclude == [made.target / gemma3.PROMPTS]
+    assert len(gemma3.beginnings(held_out=True)) >= gemma3.NUM_HELD_OUT
+    assert len(read_prompts(*options[0].prompts)) == gemma3.NUM_PROMPTS
 
 
 def test_an_adapter_is_compared_on_what_the_tuned_target_writes(tmp_path, tiny_pair_folder, monkeypatch):

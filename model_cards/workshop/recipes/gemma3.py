@@ -129,7 +129,10 @@ def _write(texts: Sequence[str], path: Path) -> Path:
 
 
 def beginnings(held_out: bool) -> list[str]:
-    """Beginnings of paragraphs of Python's help, shuffled; a hash of its subject says whether one is held out."""
+    """Beginnings of paragraphs of Python's help, shuffled; a hash of its subject says whether one is held out.
+
+    Some paragraphs are about several subjects: `--exclude` leaves these out of the text.
+    """
     found = []
     for subject, text in sorted(topics.items()):
         digest = int(hashlib.sha256(subject.encode()).hexdigest(), 16)

@@ -225,17 +225,21 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     body = []
     took = {}
     for name, steps in runs.items():
-        lengths = [mean(row["rollout/tokens_per_forward"] for row in steps[quarter]) for quarter in quarters]
-        update = mean(row["update_cpu_seconds"] for row in steps)
-        took[name] = update + mean(row["cpu_seconds"] for row in steps)
-        cells = [*(f"{length:.2f}" for length in lengths), f"{took[name]:.1f}", f"{update / took[name]:.0%}"]
-        body.append([f"`{name}`", *cells])
+        for row in steps:
+            row["all_cpu_seconds"] = row["cpu_seconds"] + row["update_cpu_seconds"]
+        cells = []
+        for figure, digits in (("rollout/tokens_per_forward", 2), ("all_cpu_seconds", 1)):
+            cells += [f"{mean(row[figure] for row in steps[quarter]):.{digits}f}" for quarter in quarters]
+        took[name] = sum(row["all_cpu_seconds"] for row in steps)
+        share = sum(row["update_cpu_seconds"] for row in steps) / took[name]
+        body.append([f"`{name}`", *cells, f"{share:.0%}"])
     early, late = (mean(row["reward"] for row in runs[first["run"]][quarter]) for quarter in quarters)
     costs = [f"`{name}` took {took[name] / took[first['run']]:.2f} times" for name in runs if name != first["run"]]
-    head = ["tokens a forward, first quarter", "last quarter", "CPU seconds a step", "of these for updates"]
+    tokens, seconds = "tokens a forward, first quarter", "CPU seconds a step, first quarter"
+    head = [tokens, "last quarter", seconds, "last quarter", "updates, of all CPU seconds"]
     return (
-        f"The mean reward was {early:.2f} in the first quarter of the steps and {late:.2f} in the last one. Of the CPU "
-        f"seconds of `{first['run']}`, {' and '.join(costs)} as many.\n\n"
+        f"The mean reward was {early:.2f} in the first quarter of the steps and {late:.2f} in the last one. In CPU "
+        f"seconds, {' and '.join(costs)} as long as `{first['run']}`.\n\n"
         f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {len(runs[first['run']])} steps for "
         f"{first['pair']}, seed {first['seed']}, float32, TRL {first['trl']}, {_machine(first)}.\n"
     )

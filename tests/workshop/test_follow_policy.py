@@ -38,7 +38,7 @@ def test_a_table_compares_early_and_late_steps(tmp_path):
     ]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     text = tables.rollouts(tmp_path, ["rows.jsonl"])
-    assert "| `frozen` | 2.50 | 8.50 | 3.0 | 0% |" in text
-    assert "| `every_2` | 3.50 | 9.50 | 4.0 | 25% |" in text
+    assert "| `frozen` | 2.50 | 8.50 | 3.0 | 3.0 | 0% |" in text
+    assert "| `every_2` | 3.50 | 9.50 | 4.0 | 4.0 | 25% |" in text
     assert "reward was 0.15 in the first quarter of the steps and 0.75" in text
-    assert "`every_2` took 1.33 times as many" in text
+    assert "`every_2` took 1.33 times as long as `frozen`" in text

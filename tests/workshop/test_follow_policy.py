@@ -42,3 +42,11 @@ def test_a_table_compares_early_and_late_steps(tmp_path):
     assert "| `every_2` | 3.50 | 9.50 | 4.0 | 4.0 | 25% |" in text
     assert "reward was 0.15 in the first quarter of the steps and 0.75" in text
     assert "`every_2` took 1.33 times as long as `frozen`" in text
+
+
+def test_the_published_runs_trained_the_same_policy():
+    path = SCRIPT.parents[2] / "pycoder-13m-domino" / "follow-policy.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rewards = {name: [row["reward"] for row in rows if row["run"] == name] for name in {row["run"] for row in rows}}
+    assert list(rewards.values()) == 3 * [rewards["frozen"]]
+    assert {row["commit"] for row in rows} == {rows[0]["commit"]}

@@ -1,7 +1,7 @@
 """What a training is going to take: said before it begins, and chosen for a number of minutes.
 
-A step's time grows with the blocks it trains. So two small numbers of anchors are timed, over copies that are thrown
-away, and a line through both says how many anchors leave enough steps for the time there is.
+A step's time grows with its rows and with the blocks it trains. So a few small numbers of both are timed, over copies
+that are thrown away, and what they tell says how many rows and anchors leave enough steps for the time there is.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import copy
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from hf_domino._common.notices import notice
@@ -21,9 +23,10 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
 
-ENOUGH_STEPS = 400  # with fewer a new drafter learns more from fewer blocks in each
-LEAST_ANCHORS = 24  # of a sequence: with fewer, most of a step is the target's forward
-TIMED_ANCHORS = (LEAST_ANCHORS // 2, 2 * LEAST_ANCHORS)
+ENOUGH_STEPS = 400  # with fewer a new drafter learns more from fewer rows and blocks in each
+LEAST_ROWS = 4  # of a step: with fewer, much of it is the optimizer's
+LEAST_ANCHORS = 16  # of a row: with fewer, most of a step is the target's forward
+TIMED = ((1, LEAST_ANCHORS), (LEAST_ROWS, LEAST_ANCHORS), (LEAST_ROWS, 3 * LEAST_ANCHORS))
 TIMED_STEPS = 2  # after a first one, which allocates
 AT_THE_END = 0.1  # share of the time for the evaluation and for saving
 LARGE_VOCABULARY = 100_000
@@ -34,6 +37,7 @@ USUAL_DRAFT_VOCABULARY = 32_768
 class Plan:
     """How a training uses its time."""
 
+    num_rows: int
     num_anchors: int
     num_steps: int
     seconds_per_step: float
@@ -41,42 +45,47 @@ class Plan:
     def __str__(self) -> str:
         minutes = self.num_steps * self.seconds_per_step / 60
         return (
-            f"{self.num_steps} steps of about {self.seconds_per_step:.2f} s, {minutes:.1f} minutes in all, with up to "
-            f"{self.num_anchors} blocks of each sequence (num_anchors)"
+            f"{self.num_steps} steps of about {self.seconds_per_step:.2f} s, {minutes:.1f} minutes in all: --max-steps "
+            f"{self.num_steps} --per-device-train-batch-size {self.num_rows} --num-anchors {self.num_anchors}"
         )
 
 
-def plan_for(seconds: float, seconds_of: dict[int, float], most_anchors: int) -> Plan:
-    """Choose anchors and steps for a time.
+def plan_for(seconds: float, seconds_of: Mapping[tuple[int, int], float], most_rows: int, most_anchors: int) -> Plan:
+    """Choose rows, anchors and steps for a time.
 
     Args:
         seconds (`float`): What steps may take in all.
-        seconds_of (`dict[int, float]`): Measured seconds of a step, by two numbers of anchors.
-        most_anchors (`int`): No more than these.
+        seconds_of (`Mapping[tuple[int, int], float]`): Measured seconds of a step, by rows and anchors of each.
+        most_rows (`int`): No more than these in a step.
+        most_anchors (`int`): No more than these of a row.
 
     Example:
     ```python
     >>> from hf_domino.training.plan import plan_for
-    >>> plan_for(600.0, {12: 0.75, 44: 1.75}, 256)
-    Plan(num_anchors=36, num_steps=400, seconds_per_step=1.5)
+    >>> plan_for(610.0, {(1, 16): 0.4, (4, 16): 0.85, (4, 48): 1.65}, 8, 256)
+    Plan(num_rows=8, num_anchors=17, num_steps=406, seconds_per_step=1.5)
 
     ```
     """
-    (few, fast), (many, slow) = sorted(seconds_of.items())
-    per_anchor = max(slow - fast, 0.0) / (many - few)
-    beside = max(fast - per_anchor * few, 0.0)
-    affordable = most_anchors
-    if per_anchor:
-        affordable = int((seconds / ENOUGH_STEPS - beside) / per_anchor + 1e-9)
-    num_anchors = max(min(affordable, most_anchors), min(LEAST_ANCHORS, most_anchors))
-    a_step = beside + per_anchor * num_anchors
-    return Plan(num_anchors, max(int(seconds / max(a_step, 1e-9)), 1), round(a_step, 6))
+    terms = torch.tensor([[1, rows, rows * anchors] for rows, anchors in seconds_of], dtype=torch.float64)
+    measured = torch.tensor([[value] for value in seconds_of.values()], dtype=torch.float64)
+    # Where all have one number of rows, several solutions fit, and agree on that number.
+    found = torch.linalg.lstsq(terms, measured, driver="gelsd").solution
+    a_step, a_row, a_block = found.clamp(min=1e-9).flatten().tolist()
+    wanted = seconds / ENOUGH_STEPS
+    fewest = min(LEAST_ANCHORS, most_anchors)
+    num_rows = int((wanted - a_step) / (a_row + fewest * a_block))
+    num_rows = min(max(num_rows, LEAST_ROWS), most_rows)
+    num_anchors = int(((wanted - a_step) / num_rows - a_row) / a_block)
+    num_anchors = min(max(num_anchors, fewest), most_anchors)
+    taken = a_step + num_rows * (a_row + num_anchors * a_block)
+    return Plan(num_rows, num_anchors, max(int(seconds / taken), 1), round(taken, 6))
 
 
 def follow_minutes(
     drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, since: float
-) -> Plan:
-    """Time a few steps, set `num_anchors` and `max_steps` of the arguments to what fits, and say so.
+) -> StopInTime:
+    """Time a few steps, set rows, `num_anchors` and `max_steps` of the arguments to what fits, and say so.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter, which stays as it is.
@@ -84,30 +93,37 @@ def follow_minutes(
         args ([`DominoTrainingArguments`]): With `minutes`.
         rows: The rows to train on.
         since (`float`): When the minutes began, by `time.perf_counter`.
+
+    Returns:
+        `StopInTime`: What ends the training if the machine becomes slower.
     """
     assert args.minutes is not None
-    seconds_of = {anchors: _seconds_of_step(drafter, target, args, rows, anchors) for anchors in TIMED_ANCHORS}
-    seconds = 60 * args.minutes * (1 - AT_THE_END) - (time.perf_counter() - since)
+    most_rows = args.per_device_train_batch_size
+    sizes = {(min(num_rows, most_rows), num_anchors) for num_rows, num_anchors in TIMED}
+    seconds_of = {size: _seconds_of_step(drafter, target, args, rows, size) for size in sorted(sizes)}
+    end = since + 60 * args.minutes * (1 - AT_THE_END)
+    seconds = end - time.perf_counter()
     slowest = max(seconds_of.values())
     if seconds < slowest:
         remedy = f"A step takes {slowest:.1f} s here, and loading and timing took the rest: give it more."
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
-    plan = plan_for(seconds, seconds_of, args.num_anchors)
+    plan = plan_for(seconds, seconds_of, most_rows, args.num_anchors)
+    args.per_device_train_batch_size = plan.num_rows
     args.num_anchors = plan.num_anchors
     args.max_steps = plan.num_steps
-    notice(f"the plan for {args.minutes:g} minutes: {plan}.")
-    return plan
+    notice(f"the plan for {args.minutes:g} minutes: {plan} --block-size {drafter.config.block_size}")
+    return StopInTime(end)
 
 
 def _seconds_of_step(
-    drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, num_anchors: int
+    drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, size: tuple[int, int]
 ) -> float:
-    """Median time of a step with so many anchors, over a copy of the drafter."""
+    """Median time of a step of so many rows and anchors, over a copy of the drafter."""
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         scratch = copy.copy(args)
         scratch.output_dir = folder
-        scratch.num_anchors = num_anchors
+        scratch.per_device_train_batch_size, scratch.num_anchors = size
         scratch.max_steps = TIMED_STEPS + 1
         scratch.disable_tqdm = True
         scratch.enable_jit_checkpoint = False
@@ -124,15 +140,14 @@ class _Clock(TrainerCallback):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._start = 0.0
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Note when the step begins."""
-        self._start = time.perf_counter()
+        self.seconds.append(-time.perf_counter())
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Note how long it took."""
-        self.seconds.append(time.perf_counter() - self._start)
+        self.seconds[-1] += time.perf_counter()
 
 
 class StopInTime(TrainerCallback):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +27,12 @@ from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
-from hf_domino.training.plan import AT_THE_END, StopInTime, follow_minutes, say_what_it_takes
+from hf_domino.training.plan import follow_minutes, say_what_it_takes
 from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
+
+SHORT_BLOCK = 8  # positions of a new drafter's blocks, where little time goes further than into longer ones
 
 
 def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
@@ -91,6 +95,8 @@ def make_trainer(
         config = DominoConfig.for_target(target.config, tokenizer, **overrides)
         if config.draft_window_size is None and "draft_window_size" not in config.fixed:
             config.draft_window_size = min(args.max_length, config.max_position_embeddings)
+        if args.minutes is not None and BLOCK_SIZE not in overrides:
+            config.block_size = min(config.block_size, SHORT_BLOCK)
         drafter = DominoDraftModel(config)
     else:
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
@@ -99,17 +105,22 @@ def make_trainer(
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows[0], args)
+        text = rows[0][0]["input_ids"]
         if names.start_from_target:
-            start_from_target(drafter, target, rows[0][0]["input_ids"])
+            start_from_target(drafter, target, text)
+        elif names.start_from_target is None and args.minutes is not None:
+            started = copy.deepcopy(drafter)
+            with suppress(ValueError):  # layers of some targets do not fit
+                start_from_target(started, target, text)
+                drafter = started
     if names.cache_hidden_states:
         rows = with_states(target, drafter.config, rows, names, args)
     callbacks = []
     if args.minutes is not None:
         if checkpoint:
-            remedy = "The run goes on with the plan that it began with: set the max_steps and num_anchors it was told."
+            remedy = "The run goes on with the plan that it began with: give the flags that it was told."
             raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
-        follow_minutes(drafter, target, args, rows[0], since)
-        callbacks.append(StopInTime(since + 60 * args.minutes * (1 - AT_THE_END)))
+        callbacks.append(follow_minutes(drafter, target, args, rows[0], since))
     trainer = DominoTrainer(
         drafter,
         target,

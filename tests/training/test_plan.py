@@ -7,25 +7,41 @@ import time
 
 import pytest
 
-from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, plan_for
+from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, LEAST_ROWS, plan_for
 
-TIMES = {12: 0.7, 48: 1.6}  # 0.4 s and 0.025 s an anchor
+
+def times(a_step, a_row, a_block, all_rows=(1, 4)):
+    """Seconds of timed steps."""
+    sizes = [(rows, anchors) for rows in all_rows for anchors in (16, 48)]
+    return {(rows, anchors): a_step + rows * (a_row + anchors * a_block) for rows, anchors in sizes}
+
+
+TIMES = times(0.2, 0.06, 0.005)
 
 
 @pytest.mark.parametrize(
-    ("seconds", "num_anchors", "a_step"),
-    [(60.0, LEAST_ANCHORS, 1.0), (ENOUGH_STEPS * 2.0, 64, 2.0), (10_000.0, 256, 6.8)],
-    ids=["little time", "some", "much"],
+    ("seconds", "num_rows", "num_anchors", "a_step"),
+    [
+        (60.0, LEAST_ROWS, LEAST_ANCHORS, 0.76),
+        (ENOUGH_STEPS * 1.1, 6, 17, 1.07),
+        (ENOUGH_STEPS * 2.01, 8, 33, 2.0),
+        (10_000.0, 8, 256, 10.92),
+    ],
+    ids=["little time", "some", "more", "much"],
 )
-def test_more_time_goes_into_steps_first_and_then_into_anchors(seconds, num_anchors, a_step):
-    plan = plan_for(seconds, TIMES, 256)
-    assert (plan.num_anchors, plan.seconds_per_step) == (num_anchors, pytest.approx(a_step))
+def test_more_time_goes_into_steps_first_then_into_rows_and_then_into_anchors(seconds, num_rows, num_anchors, a_step):
+    plan = plan_for(seconds, TIMES, 8, 256)
+    assert (plan.num_rows, plan.num_anchors) == (num_rows, num_anchors)
+    assert plan.seconds_per_step == pytest.approx(a_step)
     assert plan.num_steps == int(seconds / a_step)
-    assert plan_for(seconds, TIMES, 8).num_anchors == 8  # where fewer are asked for
+    least = plan_for(seconds, times(0.2, 0.06, 0.005, [2]), 2, 8)  # where fewer are asked for
+    assert (least.num_rows, least.num_anchors) == (2, 8)
+    assert least.seconds_per_step == pytest.approx(0.4)
 
 
-def test_anchors_that_cost_nothing_are_all_trained():
-    assert plan_for(30.0, {12: 0.5, 48: 0.4}, 256).num_anchors == 256
+def test_rows_and_anchors_that_cost_nothing_are_all_trained():
+    plan = plan_for(30.0, {(1, 16): 0.05, (4, 16): 0.04, (4, 48): 0.03}, 8, 256)
+    assert (plan.num_rows, plan.num_anchors) == (8, 256)
 
 
 @pytest.fixture
@@ -51,7 +67,7 @@ def test_a_run_of_minutes_ends_in_time(timed, train, tmp_path, caplog, forward_c
 def test_a_machine_that_becomes_slower_ends_the_run(timed, train, tmp_path, caplog, forward_clock, monkeypatch):
     from hf_domino.training import plan
 
-    monkeypatch.setattr(plan, "plan_for", lambda *_: plan.Plan(6, 1000, 0.01))
+    monkeypatch.setattr(plan, "plan_for", lambda *_: plan.Plan(2, 6, 1000, 0.01))
     assert train(timed | {"eval_file": None, "minutes": 0.5}) == 0
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["global_step"] < 30

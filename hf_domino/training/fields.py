@@ -17,7 +17,11 @@ class ModelArguments:
     """Which target, and whether to go on with what exists."""
 
     target: str | None = option(None, "Folder or Hub name of the target.")
-    target_dtype: str = option("auto", "dtype of the target: auto, float32, bfloat16.")
+    target_dtype: str = option(
+        "auto",
+        "dtype of the target: float32, bfloat16, or auto, the saved one, but float32 on a CPU without instructions for "
+        "bfloat16.",
+    )
     drafter: str | None = option(None, "A drafter to train further, instead of a new one.")
     start_from_target: bool | None = option(
         None,

@@ -10,11 +10,10 @@ import copy
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
 from hf_domino._common.notices import notice
@@ -31,6 +30,7 @@ TIMED_STEPS = 2  # after a first one, which allocates
 AT_THE_END = 0.1  # share of the time for the evaluation and for saving
 LARGE_VOCABULARY = 100_000
 USUAL_DRAFT_VOCABULARY = 32_768
+SHORTEST = 1e-9  # seconds that a measured difference counts for at least
 
 
 @dataclass(frozen=True)
@@ -50,35 +50,34 @@ class Plan:
         )
 
 
-def plan_for(seconds: float, seconds_of: Mapping[tuple[int, int], float], most_rows: int, most_anchors: int) -> Plan:
+def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchors: int) -> Plan:
     """Choose rows, anchors and steps for a time.
 
     Args:
         seconds (`float`): What steps may take in all.
-        seconds_of (`Mapping[tuple[int, int], float]`): Measured seconds of a step, by rows and anchors of each.
+        timed (`Sequence[float]`): Measured seconds of a step: of one row, of `LEAST_ROWS` or as many as there may be,
+            both with `LEAST_ANCHORS`, and of as many with three times the anchors.
         most_rows (`int`): No more than these in a step.
         most_anchors (`int`): No more than these of a row.
 
     Example:
     ```python
     >>> from hf_domino.training.plan import plan_for
-    >>> plan_for(610.0, {(1, 16): 0.4, (4, 16): 0.85, (4, 48): 1.65}, 8, 256)
+    >>> plan_for(610.0, [0.4, 0.85, 1.65], 8, 256)
     Plan(num_rows=8, num_anchors=17, num_steps=406, seconds_per_step=1.5)
 
     ```
     """
-    terms = torch.tensor([[1, rows, rows * anchors] for rows, anchors in seconds_of], dtype=torch.float64)
-    measured = torch.tensor([[value] for value in seconds_of.values()], dtype=torch.float64)
-    # Where all have one number of rows, several solutions fit, and agree on that number.
-    found = torch.linalg.lstsq(terms, measured, driver="gelsd").solution
-    a_step, a_row, a_block = found.clamp(min=1e-9).flatten().tolist()
-    wanted = seconds / ENOUGH_STEPS
-    fewest = min(LEAST_ANCHORS, most_anchors)
-    num_rows = int((wanted - a_step) / (a_row + fewest * a_block))
-    num_rows = min(max(num_rows, LEAST_ROWS), most_rows)
-    num_anchors = int(((wanted - a_step) / num_rows - a_row) / a_block)
-    num_anchors = min(max(num_anchors, fewest), most_anchors)
-    taken = a_step + num_rows * (a_row + num_anchors * a_block)
+    few = min(LEAST_ROWS, most_rows)
+    first, second, third = timed
+    a_row = max(second - first, SHORTEST) / max(few - 1, 1)  # with its first anchors
+    an_anchor = max(third - second, SHORTEST) / (2 * LEAST_ANCHORS * few)
+    a_step = max(second - few * a_row, 0.0)
+    for_rows = seconds / ENOUGH_STEPS - a_step
+    num_rows = min(max(int(for_rows / a_row), few), most_rows)
+    more_anchors = max(int((for_rows / num_rows - a_row) / an_anchor), 0)
+    num_anchors = min(LEAST_ANCHORS + more_anchors, most_anchors)
+    taken = max(a_step + num_rows * (a_row + (num_anchors - LEAST_ANCHORS) * an_anchor), SHORTEST)
     return Plan(num_rows, num_anchors, max(int(seconds / taken), 1), round(taken, 6))
 
 
@@ -99,15 +98,14 @@ def follow_minutes(
     """
     assert args.minutes is not None
     most_rows = args.per_device_train_batch_size
-    sizes = {(min(num_rows, most_rows), num_anchors) for num_rows, num_anchors in TIMED}
-    seconds_of = {size: _seconds_of_step(drafter, target, args, rows, size) for size in sorted(sizes)}
+    timed = [_seconds_of_step(drafter, target, args, rows, min(count, most_rows), blocks) for count, blocks in TIMED]
     end = since + 60 * args.minutes * (1 - AT_THE_END)
     seconds = end - time.perf_counter()
-    slowest = max(seconds_of.values())
+    slowest = max(timed)
     if seconds < slowest:
         remedy = f"A step takes {slowest:.1f} s here, and loading and timing took the rest: give it more."
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
-    plan = plan_for(seconds, seconds_of, most_rows, args.num_anchors)
+    plan = plan_for(seconds, timed, most_rows, args.num_anchors)
     args.per_device_train_batch_size = plan.num_rows
     args.num_anchors = plan.num_anchors
     args.max_steps = plan.num_steps
@@ -116,7 +114,7 @@ def follow_minutes(
 
 
 def _seconds_of_step(
-    drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, size: tuple[int, int]
+    drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, *size: int
 ) -> float:
     """Median time of a step of so many rows and anchors, over a copy of the drafter."""
     clock = _Clock()

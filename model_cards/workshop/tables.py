@@ -215,6 +215,24 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     )
 
 
+def minutes(folder: Path, files: Sequence[str]) -> str:
+    """Tokens a forward of each method after a training of so many minutes, and what its plan chose, by Muon's rate."""
+    rows = read_runs(folder / files[0])
+    body = []
+    for row in sorted(rows, key=lambda row: (row["method"], -row["tokens_per_forward"])):
+        length = f"{row['tokens_per_forward']:.2f} ± {row['error']:.2f}"
+        sizes = [f"{row[name]}" for name in ("steps", "rows", "num_anchors", "block_size")]
+        body.append(
+            [f"`{row['method']}`, rate {row['muon_learning_rate']}", length, *sizes, f"{row['cpu_seconds']:.0f}"]
+        )
+    first = rows[0]
+    head = ["tokens a forward", "steps", "examples a step", "blocks of each", "block size", "CPU-seconds"]
+    return (
+        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {first['target']}, "
+        f"{first['num_texts']} held-out texts, one thread, {_machine(first)}.\n"
+    )
+
+
 def rollouts(folder: Path, files: Sequence[str]) -> str:
     """Tokens a forward of a policy's rollouts early and late in its training, and the share of following, by run."""
     rows = read_runs(folder / files[0])
@@ -237,7 +255,21 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, variants, trained, rollouts)
+TABLES = (
+    speed,
+    gain,
+    gpu,
+    methods,
+    released,
+    contexts,
+    rounds,
+    break_even,
+    kinds,
+    variants,
+    trained,
+    minutes,
+    rollouts,
+)
 RENDERED = {function.__name__: function for function in TABLES}
 
 

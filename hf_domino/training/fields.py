@@ -18,14 +18,11 @@ class ModelArguments:
 
     target: str | None = option(None, "Folder or Hub name of the target.")
     target_dtype: str = option(
-        "auto",
-        "dtype of the target: float32, bfloat16, or auto, the saved one, but float32 on a CPU without instructions for "
-        "bfloat16.",
+        "auto", "dtype of the target: float32, bfloat16, or auto, the saved one where the device is fast in 16 bits."
     )
     drafter: str | None = option(None, "A drafter to train further, instead of a new one.")
     start_from_target: bool | None = option(
-        None,
-        "Begin a new drafter with the weights of the target's last layers. By default with minutes, if they fit.",
+        None, "Begin a new drafter with the weights of the target's last layers (default: with minutes, if they fit)."
     )
     overwrite: bool = option(False, "Start again where output_dir holds an earlier run.")
     cache_hidden_states: str | None = option(
@@ -96,8 +93,8 @@ class TrainingFields:
     minutes: float | None = option(
         None,
         "Train for about so many minutes, loading and evaluation included. A few steps are timed first, to choose "
-        "max_steps, rows and blocks, at most per_device_train_batch_size and num_anchors, and for a new drafter in "
-        "little time blocks of 8; it takes the place of max_steps and num_train_epochs.",
+        "max_steps, and per_device_train_batch_size and num_anchors up to what these say. It takes the place of "
+        "max_steps and num_train_epochs, and a new drafter has blocks of 8.",
     )
     num_anchors: int = option(256, "Most blocks trained per sequence and step.")
     loss_decay: float | None = option(

@@ -7,11 +7,9 @@ that are thrown away, and what they tell says how many rows and anchors leave en
 from __future__ import annotations
 
 import copy
-import statistics
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
@@ -33,24 +31,7 @@ USUAL_DRAFT_VOCABULARY = 32_768
 SHORTEST = 1e-9  # seconds that a measured difference counts for at least
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a training uses its time."""
-
-    num_rows: int
-    num_anchors: int
-    num_steps: int
-    seconds_per_step: float
-
-    def __str__(self) -> str:
-        minutes = self.num_steps * self.seconds_per_step / 60
-        return (
-            f"{self.num_steps} steps of about {self.seconds_per_step:.2f} s, {minutes:.1f} minutes in all: --max-steps "
-            f"{self.num_steps} --per-device-train-batch-size {self.num_rows} --num-anchors {self.num_anchors}"
-        )
-
-
-def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchors: int) -> Plan:
+def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchors: int) -> dict[str, int]:
     """Choose rows, anchors and steps for a time.
 
     Args:
@@ -60,11 +41,14 @@ def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchor
         most_rows (`int`): No more than these in a step.
         most_anchors (`int`): No more than these of a row.
 
+    Returns:
+        `dict[str, int]`: Fields of the training arguments.
+
     Example:
     ```python
     >>> from hf_domino.training.plan import plan_for
     >>> plan_for(610.0, [0.4, 0.85, 1.65], 8, 256)
-    Plan(num_rows=8, num_anchors=17, num_steps=406, seconds_per_step=1.5)
+    {'max_steps': 406, 'per_device_train_batch_size': 8, 'num_anchors': 17}
 
     ```
     """
@@ -78,7 +62,8 @@ def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchor
     more_anchors = max(int((for_rows / num_rows - a_row) / an_anchor), 0)
     num_anchors = min(LEAST_ANCHORS + more_anchors, most_anchors)
     taken = max(a_step + num_rows * (a_row + (num_anchors - LEAST_ANCHORS) * an_anchor), SHORTEST)
-    return Plan(num_rows, num_anchors, max(int(seconds / taken), 1), round(taken, 6))
+    num_steps = max(int(seconds / taken), 1)
+    return {"max_steps": num_steps, "per_device_train_batch_size": num_rows, "num_anchors": num_anchors}
 
 
 def follow_minutes(
@@ -101,36 +86,46 @@ def follow_minutes(
     timed = [_seconds_of_step(drafter, target, args, rows, min(count, most_rows), blocks) for count, blocks in TIMED]
     end = since + 60 * args.minutes * (1 - AT_THE_END)
     seconds = end - time.perf_counter()
-    slowest = max(timed)
-    if seconds < slowest:
-        remedy = f"A step takes {slowest:.1f} s here, and loading and timing took the rest: give it more."
+    if seconds < max(timed):
+        remedy = f"A step takes {max(timed):.1f} s here, and loading and timing took the rest: give it more."
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
-    args.per_device_train_batch_size = plan.num_rows
-    args.num_anchors = plan.num_anchors
-    args.max_steps = plan.num_steps
-    notice(f"the plan for {args.minutes:g} minutes: {plan} --block-size {drafter.config.block_size}")
+    vars(args).update(plan)
+    notice(
+        f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {plan}, with blocks of "
+        f"{drafter.config.block_size}."
+    )
     return StopInTime(end)
 
 
 def _seconds_of_step(
-    drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, *size: int
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    args: DominoTrainingArguments,
+    rows: Any,
+    num_rows: int,
+    num_anchors: int,
 ) -> float:
-    """Median time of a step of so many rows and anchors, over a copy of the drafter."""
+    """Mean time of a step of so many rows and anchors, over a copy of the drafter."""
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         scratch = copy.copy(args)
-        scratch.output_dir = folder
-        scratch.per_device_train_batch_size, scratch.num_anchors = size
-        scratch.max_steps = TIMED_STEPS + 1
-        scratch.disable_tqdm = True
-        scratch.enable_jit_checkpoint = False
-        scratch.report_to = []
-        scratch.save_strategy = scratch.eval_strategy = scratch.logging_strategy = "no"
+        vars(scratch).update(
+            output_dir=folder,
+            per_device_train_batch_size=num_rows,
+            num_anchors=num_anchors,
+            max_steps=TIMED_STEPS + 1,
+            disable_tqdm=True,
+            enable_jit_checkpoint=False,
+            report_to=[],
+            save_strategy="no",
+            eval_strategy="no",
+            logging_strategy="no",
+        )
         trainer = DominoTrainer(copy.deepcopy(drafter), target, scratch, train_dataset=rows, callbacks=[clock])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return statistics.median(clock.seconds[1:])
+    return sum(clock.seconds[1:]) / TIMED_STEPS
 
 
 class _Clock(TrainerCallback):

@@ -122,7 +122,7 @@ def make_trainer(
     callbacks = []
     if args.minutes is not None:
         if checkpoint:
-            remedy = "The run goes on with the plan that it began with: give the flags that it was told."
+            remedy = "The run goes on with the plan that it began with: set the fields that it was told."
             raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
         callbacks.append(follow_minutes(drafter, target, args, rows[0], since))
     trainer = DominoTrainer(
@@ -172,8 +172,7 @@ def check_fields(
         remedy = "The drafter has weights: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
-        remedy = "Set eval_file too."
-        raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, remedy)
+        raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, "Set eval_file too.")
     overrides = shape.overrides()
     for name in ("train_only", "use_peft"):
         if names.drafter is None and (value := getattr(args, name)):
@@ -186,9 +185,7 @@ def check_fields(
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)
     of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
-    default = ""
-    if names.drafter is None:
-        default = DominoConfig.projector_type
+    default = DominoConfig.projector_type if names.drafter is None else ""
     method = METHODS.get(overrides.get("projector_type", default))
     if method is not None:
         method.config_class.refuse_unknown(set(overrides) - method.config_class.fields_beside())

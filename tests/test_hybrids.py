@@ -9,7 +9,7 @@ from oracle import oracle
 from test_families import check_step_outputs
 from transformers import DynamicCache
 
-from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.runner import GrowingRunner
 
 PROMPT = torch.arange(7, 27)[None]
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": -1}
@@ -58,7 +58,7 @@ def test_the_cache_can_be_gone_on_with(family, make_drafter):
 @pytest.mark.parametrize("layer", [1, 3])
 def test_an_interrupt_while_committed_tokens_run_once_more(family, layer, make_drafter, monkeypatch):
     target, cache = build(family), DynamicCache(config=build(family).config)
-    plain, rewind = target.generate(PROMPT, **OPTIONS), TargetRunner._rewind
+    plain, rewind = target.generate(PROMPT, **OPTIONS), GrowingRunner._rewind
 
     def break_off(*_):
         raise KeyboardInterrupt
@@ -70,7 +70,7 @@ def test_an_interrupt_while_committed_tokens_run_once_more(family, layer, make_d
         finally:
             handle.remove()
 
-    monkeypatch.setattr(TargetRunner, "_rewind", rewind_and_break_off)
+    monkeypatch.setattr(GrowingRunner, "_rewind", rewind_and_break_off)
     with oracle(target, PROMPT, 0.8, plain), pytest.raises(KeyboardInterrupt):
         target.generate(PROMPT, past_key_values=cache, assistant_model=make_drafter(target), **OPTIONS)
     length = cache.get_seq_length()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerState
@@ -14,6 +16,9 @@ EVALUATION = (
     "base_loss", "loss", "base_acceptance_length", "acceptance_length", "base_walked_acceptance_length",
     "walked_acceptance_length", "predicted_speed_up",
 )  # fmt: skip
+FIGURE = "figures/training.svg"
+LOSSES = {"base_loss": "without correction", "corrected_loss": "as drafted", "eval_loss": "as drafted, held-out text"}
+POSITIONS = {"eval_base_accept_at_": "without correction", "eval_accept_at_": "as drafted"}
 MOST_LOG_ROWS = 12
 LOG_NOTE = "Losses during training. Acceptance lengths in this table assume that all earlier tokens are right."
 EVALUATION_NOTE = (
@@ -22,8 +27,11 @@ EVALUATION_NOTE = (
 )
 
 
-def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None) -> str:
-    """Write a section with `facts` and the steps, tokens, hours, losses and evaluations that a trainer recorded."""
+def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None, folder: Path | None = None) -> str:
+    """Write a section with `facts` and the steps, tokens, hours, losses and evaluations that a trainer recorded.
+
+    With matplotlib, a picture of the training is drawn into the folder, for the section to show.
+    """
     log = [entry for entry in state.log_history if "base_loss" in entry]
     # The last step may be evaluated twice: at the end of its interval, and at the end of the training.
     evaluations = list({entry["step"]: entry for entry in state.log_history if "eval_loss" in entry}.values())
@@ -39,7 +47,35 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
         parts += [LOG_NOTE, _columns(log, LOG_COLUMNS)]
     if evaluations:
         parts += [EVALUATION_NOTE, _columns(evaluations, EVALUATION, prefix="eval_")]
+    if folder is not None and len(log) > 1 and find_spec("matplotlib"):
+        _draw(log, evaluations, folder / FIGURE)
+        parts.append(f"![Losses by step, and acceptance by position]({FIGURE})")
     return "\n\n".join(parts)
+
+
+def _draw(log: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Draw the losses of every step, and how often each position was right in the last evaluation."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for field, label in LOSSES.items():
+        entries = [entry for entry in (*log, *evaluations) if field in entry]
+        is_corrected = any(entry.get(field) != entry.get("corrected_loss") for entry in entries)
+        if entries and (is_corrected or field == "corrected_loss"):
+            left.plot(*zip(*((entry["step"], entry[field]) for entry in entries), strict=True), marker=".", label=label)
+    left.set(xlabel="step", ylabel="loss")
+    last = evaluations[-1] if evaluations else {}
+    for prefix, label in POSITIONS.items():
+        rates = [value for field, value in last.items() if field.startswith(prefix)]
+        if rates:
+            right.plot(range(1, len(rates) + 1), rates, marker="o", label=label)
+    right.set(xlabel="position in the draft", ylabel="share that is right, if all before are", ylim=(0, 1))
+    for axes in (left, right):
+        if axes.lines:
+            axes.legend()
+    path.parent.mkdir(exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
 
 
 def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:

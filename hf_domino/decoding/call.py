@@ -20,10 +20,10 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.output import CommittedSequences
-from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.runner import GrowingRunner, TargetRunner
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.static.graphs import compile_options
-from hf_domino.decoding.static.stages import StaticRunner
+from hf_domino.decoding.static.runner import StaticRunner
 from hf_domino.decoding.static.workspace import Workspace, take_workspace
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
@@ -104,7 +104,7 @@ class Call:
         if isinstance(executor, Workspace):
             is_returned = bool(self.config.return_dict_in_generate)
             return StaticRunner(target, self.drafter, self.model_kwargs, executor, is_returned)
-        return TargetRunner(target, self.model_kwargs, executor, self.step_outputs.forward_kwargs)
+        return GrowingRunner(target, self.model_kwargs, executor, self.step_outputs.forward_kwargs)
 
     def committed(self, streamer: BaseStreamer | None) -> CommittedSequences:
         """The texts, which begin with the prompts."""

@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import ends_of
-from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.policy import most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
@@ -29,7 +29,7 @@ from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.static.stages import StaticDraftSession
+from hf_domino.decoding.static.drafting import StaticDraftSession
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
@@ -213,7 +213,7 @@ class DominoCandidateGenerator(CandidateGenerator):
             return StaticDraftSession(drafter, target, self.distribution, self.executor)
         if drafter.config.learns_while_drafting:
             return RecyclingSession(drafter, target, self.distribution, self.executor)
-        return DraftSession(drafter, target, self.distribution, self.executor, context)
+        return GrowingDraftSession(drafter, target, self.distribution, self.executor, context=context)
 
     def _room(self, length: int, positions_left: int | None) -> int:
         """Most proposals behind sequences of this length; prompt lookup goes no further past the end than a draft."""

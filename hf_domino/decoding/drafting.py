@@ -5,6 +5,7 @@ Shapes: B batch, C new context positions, P proposals, H hidden size.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,11 +25,17 @@ from hf_domino.target.view import Captured, TargetModel
 MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored
 
 
-class DraftSession:
-    """Proposes in the rounds of one call, and keeps the keys and values of context features between them.
+class DraftSession(ABC):
+    """Proposes in the rounds of one call, and keeps what it knows of the text between them.
 
     `observe` comes once, with the prompt. Each round may then ask `propose`; once it is verified, `learn` and then
     `observe_block` are called whether or not its proposals came from here, and `select` where rows are done.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        target ([`TargetModel`]): Gives embeddings and lm_head.
+        distribution ([`TokenDistribution`]): What drafts are chosen from.
+        executor ([`Executor`], *optional*): Calls the functions of a round.
     """
 
     _ends: torch.Tensor | None = None  # tokens that end a text, where trees are grown without reading back
@@ -37,31 +44,14 @@ class DraftSession:
         self,
         drafter: DominoDraftModel,
         target: TargetModel,
-        distribution: TokenDistribution,  # what drafts are chosen from
+        distribution: TokenDistribution,
         executor: Executor | None = None,
-        context: ContextCache | None = None,  # of an earlier call, to go on from
     ):
         self.drafter = drafter
         self.target = target
         self.distribution = distribution
         drafter.vocabulary.prepare(target)
         self.executor = executor or Executor()
-        self._cache = context or drafter.new_context()
-        # On other devices, knowing which token to look up would have to be waited for.
-        if drafter.head and drafter.device.type == "cpu":
-            gru = drafter.head.gru
-        else:
-            gru = None
-        if gru is None:
-            self._table = None
-        else:
-            self._table = InputTable(gru, target)
-        self._device = drafter.device  # the drafter looks it up among its parameters
-        self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
-        self._positions: list[torch.Tensor] = []  # [B, C] each, absolute
-        self._num_waiting = 0  # their columns
-        self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
-        self._anchors = torch.empty(0)  # [B, 1], absolute position of each row's anchor
 
     def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
         """Take the target's hidden states of a prompt's last positions, the one before the next anchor last."""
@@ -84,49 +74,20 @@ class DraftSession:
             captured, position_ids, counts = _last_of_each(window, captured, position_ids, counts)
         self._take(captured, position_ids, counts)
 
+    @abstractmethod
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
         """Take the hidden states of a verified block's committed positions, the anchor first."""
-        # Of the tokens committed in each row, the last is the next anchor, which the target has not seen.
-        longest = max(counts)
-        if longest == 1:
-            positions = self._anchors
-        else:
-            positions = self._anchors + torch.arange(longest, device=self._device)
-        self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
 
-    def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
+    def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:  # noqa: B027
         """Learn nothing, here, from verified proposals behind `prefixes` and the target's logits `[B, N + 1, V]`."""
 
-    def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
-        position_ids = position_ids.to(self._device)
-        # What rounds without proposals leave is stored in one go, as long as no row has gaps in it.
-        if self._captured and not (min(self._new_counts) == self._num_waiting < MAX_WAITING):
-            self.context()
-        last = position_ids[:, -1:]
-        if min(counts) < position_ids.shape[1]:
-            last = position_ids.gather(1, torch.tensor(counts, device=self._device)[:, None].sub(1).clamp_min(0))
-        self._anchors = last + 1
-        self._captured.append(captured)
-        self._positions.append(position_ids)
-        self._new_counts = [self._num_waiting + count for count in counts]
-        self._num_waiting += position_ids.shape[1]
-
+    @abstractmethod
     def context(self) -> ContextCache | None:
         """Store and give all context observed so far; None where nothing of a text is kept."""
-        if self._captured:
-            with self.executor.timer.phase("draft"):
-                self._draft(self._anchors[:, :0])
-        return self._cache
 
+    @abstractmethod
     def select(self, rows: Sequence[int]) -> None:
         """Go on with these rows only, in this order."""
-        self._cache.select(rows)
-        kept = list(rows)
-        if self._captured:
-            self._captured = [tuple(states[kept] for states in captured) for captured in self._captured]
-            self._positions = [positions[kept] for positions in self._positions]
-            self._new_counts = [self._new_counts[row] for row in rows]
-        self._anchors = self._anchors[kept]
 
     def propose(
         self,
@@ -171,6 +132,88 @@ class DraftSession:
         """Choose proposals that branch; see [`grow`]."""
         branches = self._branches_of(hidden, prefixes, distribution, noise, most, True)
         return grow(branches, num_nodes, least_chance, self._ends)
+
+    def _branches_of(self, *arguments: Any) -> DraftBranches:
+        """Branches behind what was drafted; arguments are those of [`DraftBranches`] from `hidden` on."""
+        return CorrectedBranches(self.drafter, self.target, *arguments)
+
+    @abstractmethod
+    def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
+        """Take the hidden states of prompts: of each row's positions the first `counts` are valid."""
+
+    @abstractmethod
+    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context."""
+
+
+class GrowingDraftSession(DraftSession):
+    """Keeps the keys and values of context features in buffers that grow.
+
+    Args:
+        arguments: Those of [`DraftSession`].
+        context ([`ContextCache`], *optional*): Of an earlier call, to go on from.
+    """
+
+    def __init__(self, *arguments: Any, context: ContextCache | None = None):
+        super().__init__(*arguments)
+        drafter = self.drafter
+        self._cache = context or drafter.new_context()
+        # On other devices, knowing which token to look up would have to be waited for.
+        if drafter.head and drafter.device.type == "cpu":
+            gru = drafter.head.gru
+        else:
+            gru = None
+        if gru is None:
+            self._table = None
+        else:
+            self._table = InputTable(gru, self.target)
+        self._device = drafter.device  # the drafter looks it up among its parameters
+        self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
+        self._positions: list[torch.Tensor] = []  # [B, C] each, absolute
+        self._num_waiting = 0  # their columns
+        self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
+        self._anchors = torch.empty(0)  # [B, 1], absolute position of each row's anchor
+
+    def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
+        """Take the hidden states of a verified block's committed positions, the anchor first."""
+        # Of the tokens committed in each row, the last is the next anchor, which the target has not seen.
+        longest = max(counts)
+        if longest == 1:
+            positions = self._anchors
+        else:
+            positions = self._anchors + torch.arange(longest, device=self._device)
+        self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
+
+    def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
+        position_ids = position_ids.to(self._device)
+        # What rounds without proposals leave is stored in one go, as long as no row has gaps in it.
+        if self._captured and not (min(self._new_counts) == self._num_waiting < MAX_WAITING):
+            self.context()
+        last = position_ids[:, -1:]
+        if min(counts) < position_ids.shape[1]:
+            last = position_ids.gather(1, torch.tensor(counts, device=self._device)[:, None].sub(1).clamp_min(0))
+        self._anchors = last + 1
+        self._captured.append(captured)
+        self._positions.append(position_ids)
+        self._new_counts = [self._num_waiting + count for count in counts]
+        self._num_waiting += position_ids.shape[1]
+
+    def context(self) -> ContextCache | None:
+        """Store and give all context observed so far; None where nothing of a text is kept."""
+        if self._captured:
+            with self.executor.timer.phase("draft"):
+                self._draft(self._anchors[:, :0])
+        return self._cache
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only, in this order."""
+        self._cache.select(rows)
+        kept = list(rows)
+        if self._captured:
+            self._captured = [tuple(states[kept] for states in captured) for captured in self._captured]
+            self._positions = [positions[kept] for positions in self._positions]
+            self._new_counts = [self._new_counts[row] for row in rows]
+        self._anchors = self._anchors[kept]
 
     def _branches_of(self, *arguments: Any) -> DraftBranches:
         """Branches behind what was drafted; arguments are those of [`DraftBranches`] from `hidden` on."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+from transformers import PreTrainedModel
+
+from hf_domino.methods import DominoDraftModel
 from hf_domino.statistics.phases import PhaseTimer
 
 
@@ -37,3 +40,6 @@ class Executor:
             What the function returns.
         """
         return function(*inputs)
+
+    def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
+        """End the call, with nothing to leave to the next one of these models."""

@@ -152,7 +152,7 @@ class Generation:
         is_seen_again = self.call.batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
         if is_seen_again and (context := self.generator.context()) is not None:
             keep_context(cache, self.generator.assistant_model, context, self._has_gap)
-        self.runner.release()
+        self.executor.release(self.call.model, self.call.drafter)
         result = self.committed.result(cache, **self.call.step_outputs.results())
         if has_outputs:
             hand_out(result, self.stats)

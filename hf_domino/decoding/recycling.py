@@ -22,7 +22,7 @@ class RecyclingSession(DraftSession):
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing: it reads no hidden states, and prefixes tell rows apart."""
 
-    observe_block = select = context = observe
+    observe_block = select = context = _take = observe
 
     def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """One for each token of a path, `[B, P]`; nothing is read of them but how many there are."""

@@ -1,4 +1,7 @@
-"""The target's side of a round: prefill, the verification forward, and rewinding its cache.
+"""The target's side of a round: prefill, the verification forward, and its cache.
+
+`TargetRunner` is what the loop knows. `GrowingRunner` has a cache that grows, and rewinds it after each round; with
+fixed shapes, `StaticRunner` (static/runner.py) takes its place.
 
 Shapes: B rows still generated, T prompt tokens, P proposals, V vocabulary.
 """
@@ -6,6 +9,7 @@ Shapes: B rows still generated, T prompt tokens, P proposals, V vocabulary.
 from __future__ import annotations
 
 import copy
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -33,29 +37,31 @@ from hf_domino.target.attention import unrepeated_keys
 from hf_domino.target.view import Captured, TargetModel
 
 
-class TargetRunner:
-    """Runs the target through `generate`'s own input preparation and keeps its cache at the committed tokens."""
+class TargetRunner(ABC):
+    """Runs the target through `generate`'s own input preparation.
+
+    Args:
+        target ([`TargetModel`]): The target.
+        model_kwargs (`dict`): The keyword arguments of its forward, as `generate` prepared them.
+        executor ([`Executor`], *optional*): Calls the functions of a round.
+        forward_kwargs (`Mapping`, *optional*): What else to ask the forwards for.
+    """
 
     def __init__(
         self,
         target: TargetModel,
-        model_kwargs: dict[str, Any],  # as `generate` prepared them
+        model_kwargs: dict[str, Any],
         executor: Executor | None = None,
-        forward_kwargs: Mapping[str, bool] | None = None,  # what else to ask the forwards for
+        forward_kwargs: Mapping[str, bool] | None = None,
     ):
         self._executor = executor or Executor()
         self.target = target
         self.model: PreTrainedModel = target.model
         self.kwargs = model_kwargs
-        self._lengths: list[int] = []  # per row: cached positions, left padding not counted
-        self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
         wanted = dict(forward_kwargs or {})
         self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
         self.outputs: Any = None  # of the last forward
         self._device = torch.device("cpu")
-        self._snapshot: StateSnapshot | None = None
-        self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
-        self._settled = 0  # positions of the cache that are certain to stay
         # A sliding-window layer forgets what it would need to step back, unless told beforehand.
         activate_past_recording(self.cache)
 
@@ -76,14 +82,6 @@ class TargetRunner:
             logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
         else:
             logits, captured = self._prefill_in_chunks(input_ids[:, -(new_length or 0) :], chunk_size)
-        cached = int(self.cache.get_seq_length())
-        mask = self.mask(cached)
-        if mask is None:
-            padding = [0] * len(logits)
-        else:
-            padding = mask.bool().int().argmax(dim=1).tolist()
-        self._lengths = [cached - count for count in padding]
-        self._settled = cached
         return logits, captured
 
     def _prefill_in_chunks(self, new_ids: torch.Tensor, chunk_size: int) -> tuple[torch.Tensor, Captured]:
@@ -147,110 +145,31 @@ class TargetRunner:
         """The attention mask `[B, length]` of the prompts, where there is one."""
         return self.mask(length)
 
+    @abstractmethod
     def next_position(self) -> int:
         """The largest position that any row is about to take."""
-        positions = self.kwargs.get("position_ids")
-        if positions is None:
-            return self.cache.get_seq_length()
-        return int(positions.max())
 
+    @abstractmethod
+    def begin(self, rows: Sequence[int]) -> None:
+        """Go on with these rows, after prefill and the first new token of each."""
+
+    @abstractmethod
     def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
         """Run the target over anchors `[B, 1]` and proposals: logits `[B, W, V]` and captured hidden states."""
-        width = proposed.num_nodes + 1
-        if width > 1:
-            self._checked = self._advanced(copy.copy(self.kwargs), width - 1)
-        else:
-            self._checked = self.kwargs
-        self._block = torch.cat((anchors, proposed.tokens), dim=1)
-        if recurrent_layers(self.cache):
-            self._snapshot = StateSnapshot(self.cache)
-        else:
-            self._snapshot = None
-        with unrepeated_keys(self._device):
-            return self._forward(
-                self._block,
-                self._checked,
-                width,
-                logits_to_keep=width,
-                is_first_iteration=False,
-                arrange=None if proposed.parents is None else partial(tree_inputs, proposed.depths, proposed.sees),
-            )
 
+    @abstractmethod
     def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
         """Move what was accepted of the block to its front, where a chain has it, and give its hidden states."""
         # The path has its places in the block, [B, C], the anchor's first; None for a chain.
-        if path is not None and path.is_cpu:
-            in_place = torch.arange(path.shape[1]).expand_as(path)
-        else:
-            in_place = None
-        if path is not None and (in_place is None or not torch.equal(path, in_place)):
-            assert self._block is not None
-            move_forward(self.cache, path, self._block.shape[1])
-        return tuple(along(path, states) for states in captured)
 
-    def begin(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, after prefill and the first new token of each."""
-        if not rows or len(rows) == len(self._lengths):
-            self.kwargs = self._advanced(self.kwargs, 1)
-        else:
-            self._lengths = [self._lengths[row] for row in rows]
-            self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
-
+    @abstractmethod
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
         """Keep each row's committed tokens in the cache, and drop other positions and the rows that do not go on."""
         # Of the tokens committed in each row, the last one has not been through the target.
-        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        rows = rows or ([0] if len(counts) == 1 else [])  # a single sequence leaves a cache to go on with
-        if len(rows) == len(counts) and min(counts) == max(counts):
-            self._rewind(counts[0], num_checked)
-            self.kwargs = self._advanced(self.kwargs, counts[0])
-        elif rows:
-            dropped = [num_checked - counts[row] for row in rows]
-            self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
-        self._lengths = [lengths[row] for row in rows]
-        self._settled = self.cache.get_seq_length()
-        self._snapshot = None
 
+    @abstractmethod
     def end(self, batch_size: int) -> None:
         """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left."""
-        if batch_size > 1:  # rows left at different times, and are aligned to a width of their own
-            empty(self.cache)
-        else:
-            if self._snapshot is not None:  # a round was broken off
-                self._snapshot.restore()
-            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
-            crop_attention(self.cache, self._settled or self.cache.get_seq_length())
-        end_past_recording(self.cache)
-
-    def release(self) -> None:
-        """Do nothing: a cache that grows is not kept for the next call."""
-
-    def _rewind(self, num_kept: int, num_checked: int) -> None:
-        """Drop the last positions of all rows."""
-        if self._snapshot is not None and num_kept < num_checked:
-            self._snapshot.restore()
-            crop_attention(self.cache, self._settled)
-            assert self._block is not None
-            again = self._block[:, :num_kept]
-            if num_kept > 1:
-                kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1)
-            else:
-                kwargs = self.kwargs
-            self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
-        if num_kept < num_checked or any(self.cache.is_sliding):
-            crop_attention(self.cache, self._settled + num_kept)
-
-    def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
-        kwargs = dict(kwargs)
-        for name in PER_POSITION:
-            if kwargs.get(name) is not None:
-                kwargs[name] = alignment.align_positions(kwargs[name])
-        mask = kwargs.get("attention_mask")
-        real = alignment.padding_mask(self._device if mask is None else mask.device)
-        kwargs["attention_mask"] = real if mask is None else real.to(mask.dtype) * mask
-        alignment.align_cache(self.cache)
-        self._settled = self.cache.get_seq_length()
-        self.kwargs = self._advanced(kwargs, 1)
 
     def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
         # Of a text's types the last one goes on token by token, and the last few do at once.
@@ -288,3 +207,130 @@ class TargetRunner:
         self.outputs = outputs
         logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)
         return logits, self.target.captured(outputs)
+
+
+class GrowingRunner(TargetRunner):
+    """Keeps the target's cache at the committed tokens: after a round it drops what was rejected."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._lengths: list[int] = []  # per row: cached positions, left padding not counted
+        self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
+        self._snapshot: StateSnapshot | None = None
+        self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
+        self._settled = 0  # positions of the cache that are certain to stay
+
+    def prefill(
+        self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
+    ) -> tuple[torch.Tensor, Captured]:
+        """Process the prompts, and note how long they are."""
+        logits, captured = super().prefill(input_ids, chunk_size, mask_length)
+        cached = int(self.cache.get_seq_length())
+        mask = self.mask(cached)
+        if mask is None:
+            padding = [0] * len(logits)
+        else:
+            padding = mask.bool().int().argmax(dim=1).tolist()
+        self._lengths = [cached - count for count in padding]
+        self._settled = cached
+        return logits, captured
+
+    def next_position(self) -> int:
+        """By the positions that `generate` counts, or by what is cached."""
+        positions = self.kwargs.get("position_ids")
+        if positions is None:
+            return self.cache.get_seq_length()
+        return int(positions.max())
+
+    def begin(self, rows: Sequence[int]) -> None:
+        """Realign the batch where rows are done after their first token."""
+        if not rows or len(rows) == len(self._lengths):
+            self.kwargs = self._advanced(self.kwargs, 1)
+        else:
+            self._lengths = [self._lengths[row] for row in rows]
+            self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
+
+    def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
+        """Verify behind the cached positions; states that cannot be rewound are copied before."""
+        width = proposed.num_nodes + 1
+        if width > 1:
+            self._checked = self._advanced(copy.copy(self.kwargs), width - 1)
+        else:
+            self._checked = self.kwargs
+        self._block = torch.cat((anchors, proposed.tokens), dim=1)
+        if recurrent_layers(self.cache):
+            self._snapshot = StateSnapshot(self.cache)
+        else:
+            self._snapshot = None
+        with unrepeated_keys(self._device):
+            return self._forward(
+                self._block,
+                self._checked,
+                width,
+                logits_to_keep=width,
+                is_first_iteration=False,
+                arrange=None if proposed.parents is None else partial(tree_inputs, proposed.depths, proposed.sees),
+            )
+
+    def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
+        """Move the keys and values of an accepted path to the front of the block."""
+        if path is not None and path.is_cpu:
+            in_place = torch.arange(path.shape[1]).expand_as(path)
+        else:
+            in_place = None
+        if path is not None and (in_place is None or not torch.equal(path, in_place)):
+            assert self._block is not None
+            move_forward(self.cache, path, self._block.shape[1])
+        return tuple(along(path, states) for states in captured)
+
+    def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
+        """Rewind all rows together where they keep equally many tokens; else realign them."""
+        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
+        rows = rows or ([0] if len(counts) == 1 else [])  # a single sequence leaves a cache to go on with
+        if len(rows) == len(counts) and min(counts) == max(counts):
+            self._rewind(counts[0], num_checked)
+            self.kwargs = self._advanced(self.kwargs, counts[0])
+        elif rows:
+            dropped = [num_checked - counts[row] for row in rows]
+            self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
+        self._lengths = [lengths[row] for row in rows]
+        self._settled = self.cache.get_seq_length()
+        self._snapshot = None
+
+    def end(self, batch_size: int) -> None:
+        """Drop what a round that was broken off has left; the cache of a batch is left empty."""
+        if batch_size > 1:  # rows left at different times, and are aligned to a width of their own
+            empty(self.cache)
+        else:
+            if self._snapshot is not None:  # a round was broken off
+                self._snapshot.restore()
+            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
+            crop_attention(self.cache, self._settled or self.cache.get_seq_length())
+        end_past_recording(self.cache)
+
+    def _rewind(self, num_kept: int, num_checked: int) -> None:
+        """Drop the last positions of all rows."""
+        if self._snapshot is not None and num_kept < num_checked:
+            self._snapshot.restore()
+            crop_attention(self.cache, self._settled)
+            assert self._block is not None
+            again = self._block[:, :num_kept]
+            if num_kept > 1:
+                kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1)
+            else:
+                kwargs = self.kwargs
+            self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
+        if num_kept < num_checked or any(self.cache.is_sliding):
+            crop_attention(self.cache, self._settled + num_kept)
+
+    def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
+        kwargs = dict(kwargs)
+        for name in PER_POSITION:
+            if kwargs.get(name) is not None:
+                kwargs[name] = alignment.align_positions(kwargs[name])
+        mask = kwargs.get("attention_mask")
+        real = alignment.padding_mask(self._device if mask is None else mask.device)
+        kwargs["attention_mask"] = real if mask is None else real.to(mask.dtype) * mask
+        alignment.align_cache(self.cache)
+        self._settled = self.cache.get_seq_length()
+        self.kwargs = self._advanced(kwargs, 1)

@@ -19,9 +19,9 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.refusal import refusal
 from hf_domino.decoding.caches import PER_POSITION
-from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.drafting import GrowingDraftSession
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.runner import GrowingRunner
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
@@ -170,7 +170,7 @@ def _explain(
     check_inputs(target.model, input_ids, kwargs)
     # The target has not read the anchor yet.
     before = {name: kwargs[name][..., :-1] for name in PER_POSITION if kwargs.get(name) is not None}
-    runner = TargetRunner(target, kwargs | before)
+    runner = GrowingRunner(target, kwargs | before)
     prefixes = Prefixes.of(input_ids)
     _, captured = runner.prefill(input_ids[:, :-1])
     runner.begin([0])
@@ -183,7 +183,7 @@ def _explain(
     draft_hidden = blocks[:, first : first + drafter.config.num_draft_tokens]
     # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
     size = drafter.config.fixed_tree_size
-    session = DraftSession(drafter, target, distribution.without_state())
+    session = GrowingDraftSession(drafter, target, distribution.without_state())
     session.observe(captured, input_ids.shape[1] - 1)
     if size is not None and why_chain(runner, session) is not None:
         size = None

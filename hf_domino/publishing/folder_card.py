@@ -122,7 +122,7 @@ def card_for(
         raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
     training = sections.get("training")
     if not training and (folder / STATE).is_file():  # the trainer's record says less
-        training = training_section(TrainerState.load_from_json(str(folder / STATE)))
+        training = training_section(TrainerState.load_from_json(str(folder / STATE)), folder=folder)
     adapter = read_object(folder / ADAPTER_CONFIG) if is_adapter else None
     new = render_card(
         config,

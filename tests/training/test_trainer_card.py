@@ -48,6 +48,11 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     assert cells(card, "train rows") == ["8"]
     data = ModelCard(card).data
     assert (data.license, data.datasets) == ("apache-2.0", ["me/data"])
+    drawn = (tmp_path / "run/figures/training.svg").read_text()
+    assert "(figures/training.svg)" in card
+    assert all(
+        words in drawn for words in ("position in the draft", "without correction", "as drafted", "held-out text")
+    )
     assert card.count("My own words.") == card.count("## Training") == 1
     assert str(tmp_path) not in card
 

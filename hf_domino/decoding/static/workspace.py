@@ -85,10 +85,15 @@ class Workspace(Executor):
         self.context = FixedContext(drafter, capacity, num_rows)
         # A graph is of one device.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
-        self.least_rows = 1  # sequences that functions run on at least
+        self.least_rows = 1  # sequences that functions run on at least, so that one size of a batch is compiled
         self._held: dict[str, torch.Tensor] = {}
 
     is_fixed = True
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether stages of the call at hand are compiled: blocks and batches are filled up to one size then."""
+        return self.graphs.options is not None
 
     def clear(self) -> None:
         """Start a new text."""
@@ -168,6 +173,11 @@ class Workspace(Executor):
         """Keep values likewise, beside the target."""
         return self.hold(name, values.to(self.device))
 
+    def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
+        """Leave the workspace to the next call, which a call that was broken off does not do."""
+        with _lock:
+            _idle.setdefault(target, weakref.WeakKeyDictionary())[drafter] = self
+
 
 def _filled(leaf: Any, tensors: Iterator[torch.Tensor], reads_text: bool) -> Any:
     """An input of a captured function, its tensor or text the next of these."""
@@ -241,12 +251,6 @@ def capacity_for(num_positions: int, device: torch.device) -> int:
 def bucket_of(num_rows: int) -> int:
     """The power of two of sequences that so many are filled up to."""
     return 1 << (num_rows - 1).bit_length()
-
-
-def give_back(target: PreTrainedModel, drafter: DominoDraftModel, workspace: Workspace) -> None:
-    """Leave a workspace to the next call, which a call that was broken off does not do."""
-    with _lock:
-        _idle.setdefault(target, weakref.WeakKeyDictionary())[drafter] = workspace
 
 
 def release_workspaces() -> None:

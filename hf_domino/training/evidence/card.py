@@ -43,7 +43,7 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
         config,
         name=name or path.resolve().parent.name,
         target=target or config.target_name or trainer.target.model.name_or_path or None,
-        training=training_section(trainer.state, facts),
+        training=training_section(trainer.state, facts, path.parent),
         adapter=adapter,
         metadata=known,
     )

@@ -36,7 +36,7 @@ from transformers import LogitsProcessorList
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino._common.provenance import provenance
 from hf_domino.decoding.branches import CorrectedBranches
-from hf_domino.decoding.drafting import DraftSession
+from hf_domino.decoding.drafting import GrowingDraftSession
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
@@ -95,7 +95,7 @@ def record(pair: Pair, num_blocks: int) -> Iterator[Block]:
         inputs = pair.tokenizer(prompt["text"], return_tensors="pt")
         ids = pair.target.generate(**inputs, max_new_tokens=min(128, num_blocks * ACCEPTED), do_sample=False)
         captured = view.captured(pair.target(ids, **view.capture_kwargs()))
-        session, seen = DraftSession(pair.drafter, view, GREEDY), 0
+        session, seen = GrowingDraftSession(pair.drafter, view, GREEDY), 0
         for stop in range(inputs["input_ids"].shape[1], ids.shape[1] - 1, ACCEPTED):
             session.observe(tuple(states[:, seen:stop] for states in captured), stop)
             session.propose(Prefixes.of(ids[:, : stop + 1]), pair.drafter.config.num_draft_tokens)

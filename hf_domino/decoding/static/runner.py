@@ -1,9 +1,9 @@
-"""Both sides of a round of fixed shape, as functions that can be captured: the target forward, and the backbone.
+"""The target's side of a round of fixed shape, whose forward can be captured.
 
-The target's cache never grows: a round moves its length and nothing else.
+The target's cache never grows: a round moves its lengths and nothing else.
 
-Shapes: B sequences still generated, T prompt positions, P proposals, W positions of a verification forward, H hidden
-size, L captured layers, V vocabulary.
+Shapes: B sequences still generated, T prompt positions, P proposals, W positions of a verification forward, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -17,16 +17,13 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
-from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.round import fitting_length
 from hf_domino.decoding.runner import TargetRunner
-from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.static.fixed_caches import compact, set_first
-from hf_domino.decoding.static.workspace import Workspace, give_back
+from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.methods import DominoDraftModel
-from hf_domino.methods.context import ContextCache, NewContext
 from hf_domino.target.attention import unrepeated_keys
 from hf_domino.target.view import Captured, TargetModel
 
@@ -45,7 +42,6 @@ class StaticRunner(TargetRunner):
         is_returned: bool,  # whether the caller gets the cache: then it is a copy that grows
     ):
         super().__init__(target, model_kwargs | {CACHE: workspace.cache}, workspace)
-        self._drafter = drafter
         self._is_returned = is_returned
         self._most = drafter.config.num_draft_tokens
         self._filled: list[int] = []  # slots of each sequence, as the device of the cache knows them
@@ -178,10 +174,10 @@ class StaticRunner(TargetRunner):
         block = torch.cat((anchors, proposed.tokens), dim=1)
         forward: Callable[..., tuple[torch.Tensor, Captured]] = self.target_forward
         if proposed.parents is None:
-            if self._executor.graphs.options is None:
-                width = 1 + fitting_length(proposed.num_nodes, self._most)
-            else:  # one width is compiled; it reads the same weights
+            if self._executor.is_compiled:  # one width; it reads the same weights
                 width = 1 + max(proposed.num_nodes, self._most)
+            else:
+                width = 1 + fitting_length(proposed.num_nodes, self._most)
             limit = self.target.position_limit
             if limit is not None and self.next_position() + width > limit:
                 width = num_checked  # what only fills up has no positions left
@@ -253,10 +249,6 @@ class StaticRunner(TargetRunner):
         else:  # an empty one, as that of a batch that grows
             self.kwargs[CACHE] = DynamicCache(config=config)
 
-    def release(self) -> None:
-        """Leave the workspace to the next call."""
-        give_back(self.model, self._drafter, self._executor)
-
     def _forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Captured]:
         """A forward over one prompt, or part of it."""
         logits, captured = super()._forward(*args, **kwargs)
@@ -266,85 +258,3 @@ class StaticRunner(TargetRunner):
     def _move_to(self, lengths: list[int]) -> None:
         self._filled = lengths
         set_first(self._executor.cache.lengths, lengths)
-
-
-class StaticDraftSession(DraftSession):
-    """Drafts from a context of fixed shape."""
-
-    executor: Workspace
-
-    def __init__(
-        self,
-        drafter: DominoDraftModel,
-        target: TargetModel,
-        distribution: TokenDistribution,
-        workspace: Workspace,
-    ):
-        super().__init__(drafter, target, distribution, workspace)
-        ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
-        self._ends = workspace.hold("ends", ends)
-        self._table = None
-        # [B, C, L * H], hidden states that the next drafted block puts into the context.
-        self._pending: torch.Tensor | None = None
-
-    def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
-        """Store the prompts, which are of any length and no stage."""
-        if self.drafter.config.draft_window_size is not None:
-            self.executor.context.begin_at(position_ids[:, 0].tolist())
-        self.executor.context.announce(counts)
-        self.backbone(position_ids[:, :0], self._joined(captured))
-
-    def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
-        """Take the hidden states `[B, W, H]` of a verified block; the committed ones, the first, are valid."""
-        self._store()
-        pending = self._joined(captured)  # a copy: the next verification writes over them
-        if self.executor.graphs.options is not None:  # one width is compiled
-            missing = max(self.drafter.config.num_draft_tokens + 1 - pending.shape[1], 0)
-            pending = torch.nn.functional.pad(pending, (0, 0, 0, missing))
-        self._pending = pending
-        self.executor.context.announce(counts)
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, which move into the first rows of the context."""
-        self.executor.context.select(rows)
-        if self._pending is not None:
-            self._pending = self._pending[list(rows)]
-
-    def _joined(self, captured: Captured) -> torch.Tensor:
-        return torch.cat([states.to(self.drafter.device) for states in captured], dim=-1)
-
-    def _store(self) -> None:
-        """Put hidden states that wait for a drafted block into the context now."""
-        if self._pending is not None:
-            with self.executor.timer.phase("draft"):
-                self.executor.run(self.store_context, self._pending)
-
-    def store_context(self, pending: torch.Tensor) -> torch.Tensor:
-        """Store context features of pending hidden states, and draft nothing."""
-        return self.backbone(pending.new_zeros(len(pending), 0, dtype=torch.long), pending)
-
-    def context(self) -> ContextCache:
-        """A copy of all context observed so far."""
-        self._store()
-        return self.executor.context.to_dynamic()
-
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """Draft hidden states `[B, P, H]` behind the anchors `[B, 1]`; stores the new context."""
-        pending = self._pending
-        if pending is None:  # stored already: as many positions as ever, none of them valid
-            size = len(self.drafter.config.target_layer_ids) * self.drafter.config.hidden_size
-            width = self.drafter.config.num_draft_tokens + 1
-            shape = (len(anchors), width, size)
-            pending = torch.zeros(shape, dtype=self.target.model.dtype, device=self.drafter.device)
-            self.executor.context.announce([0] * len(anchors))
-        self._pending = None
-        return self.executor.run(self.backbone, anchors, pending)
-
-    def backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> torch.Tensor:
-        """Store context features of pending hidden states and draft behind the anchors: draft hidden states."""
-        context = self.executor.context
-        num_rows = len(pending)
-        positions = context.starts[:num_rows, None] + torch.arange(pending.shape[1], device=self.drafter.device)
-        ends = context.lengths[:num_rows, None]
-        features = self.drafter.fuse_context([pending])
-        return self.drafter.draft(self.target, anchors, ends, NewContext(features, positions), context)

@@ -25,7 +25,8 @@ LEAST_ROWS = 4  # of a step: with fewer, much of it is the optimizer's
 LEAST_ANCHORS = 16  # of a row: with fewer, most of a step is the target's forward
 TIMED = ((1, LEAST_ANCHORS), (LEAST_ROWS, LEAST_ANCHORS), (LEAST_ROWS, 3 * LEAST_ANCHORS))
 TIMED_STEPS = 2  # after a first one, which allocates
-AT_THE_END = 0.1  # share of the time for the evaluation and for saving
+FOR_EVALUATION = 0.1  # share of the time, where there is one
+FOR_SAVING = 0.02
 LARGE_VOCABULARY = 100_000
 USUAL_DRAFT_VOCABULARY = 32_768
 SHORTEST = 1e-9  # seconds that a measured difference counts for at least
@@ -67,7 +68,12 @@ def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchor
 
 
 def follow_minutes(
-    drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, since: float
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    args: DominoTrainingArguments,
+    rows: Any,
+    evaluation: Any,
+    since: float,
 ) -> StopInTime:
     """Time a few steps, set rows, `num_anchors` and `max_steps` of the arguments to what fits, and say so.
 
@@ -76,6 +82,7 @@ def follow_minutes(
         target (`PreTrainedModel`): Its target.
         args ([`DominoTrainingArguments`]): With `minutes`.
         rows: The rows to train on.
+        evaluation: Those to evaluate on, or None.
         since (`float`): When the minutes began, by `time.perf_counter`.
 
     Returns:
@@ -84,7 +91,8 @@ def follow_minutes(
     assert args.minutes is not None
     most_rows = args.per_device_train_batch_size
     timed = [_seconds_of_step(drafter, target, args, rows, min(count, most_rows), blocks) for count, blocks in TIMED]
-    end = since + 60 * args.minutes * (1 - AT_THE_END)
+    at_the_end = FOR_SAVING if evaluation is None else FOR_EVALUATION
+    end = since + 60 * args.minutes * (1 - at_the_end)
     seconds = end - time.perf_counter()
     if seconds < max(timed):
         remedy = f"A step takes {max(timed):.1f} s here, and loading and timing took the rest: give it more."

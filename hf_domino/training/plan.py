@@ -98,7 +98,7 @@ def follow_minutes(
         remedy = f"A step takes {max(timed):.1f} s here, and loading and timing took the rest: give it more."
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
-    vars(args).update(plan)
+    args.__dict__.update(plan)
     notice(
         f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {plan}, with blocks of "
         f"{drafter.config.block_size}."
@@ -118,7 +118,7 @@ def _seconds_of_step(
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         scratch = copy.copy(args)
-        vars(scratch).update(
+        scratch.__dict__.update(
             output_dir=folder,
             per_device_train_batch_size=num_rows,
             num_anchors=num_anchors,

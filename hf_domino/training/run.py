@@ -124,7 +124,7 @@ def make_trainer(
         if checkpoint:
             remedy = "The run goes on with the plan that it began with: set the fields that it was told."
             raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
-        callbacks.append(follow_minutes(drafter, target, args, *rows, since))
+        callbacks.append(follow_minutes(drafter, target, args, rows[0], rows[1], since))
     trainer = DominoTrainer(
         drafter,
         target,

@@ -101,7 +101,7 @@ def follow_minutes(
     args.__dict__.update(plan)
     notice(
         f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {plan}, with blocks of "
-        f"{drafter.config.block_size}."
+        f"{drafter.config.block_size} and Muon at {args.muon_learning_rate}."
     )
     return StopInTime(end)
 

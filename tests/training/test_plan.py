@@ -6,7 +6,10 @@ import json
 import time
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
+from hf_domino import DominoDraftModel
 from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, LEAST_ROWS, plan_for
 
 
@@ -50,13 +53,12 @@ def test_rows_and_anchors_that_cost_nothing_are_all_trained():
 
 @pytest.fixture
 def timed(recipe):
-    """A recipe whose length is that of its time."""
-    for name in ("max_steps", "num_anchors", "num_train_epochs"):
-        recipe.pop(name, None)
-    return recipe | {"save_strategy": "no"}
+    """A recipe of a new drafter whose length is that of its time, and whose shape and rate are the usual ones."""
+    usual = ("max_steps", "num_anchors", "num_train_epochs", "block_size", "muon_learning_rate", "shift_label")
+    return {name: value for name, value in recipe.items() if name not in usual} | {"save_strategy": "no"}
 
 
-def test_a_run_of_minutes_ends_in_time(timed, train, tmp_path, caplog, forward_clock):
+def test_a_run_of_minutes_ends_in_time_and_starts_from_the_target(timed, train, tmp_path, caplog, forward_clock):
     started = time.perf_counter()
     assert train(timed | {"eval_file": None, "minutes": 0.5}) == 0
     taken = time.perf_counter() - started
@@ -64,18 +66,25 @@ def test_a_run_of_minutes_ends_in_time(timed, train, tmp_path, caplog, forward_c
     assert 0 < state["global_step"] == state["max_steps"] < 30
     assert 15 < taken <= 30  # a forward of the target takes a second
     assert "the plan for 0.5 minutes" in caplog.text
+    assert "blocks of 8 and Muon at 0.02" in caplog.text
     assert "training on" in caplog.text
     assert "million parameters" in caplog.text
+    drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
+    target = AutoModelForCausalLM.from_pretrained(timed["target"])
+    pair = [model.layers[-1].mlp.down_proj.weight.flatten() for model in (drafter, target.model)]
+    assert torch.cosine_similarity(*pair, dim=0) > 0.3  # of random weights it is nearly 0
 
 
 def test_a_machine_that_becomes_slower_ends_the_run(timed, train, tmp_path, caplog, forward_clock, monkeypatch):
     from hf_domino.training import plan
 
     monkeypatch.setattr(plan, "plan_for", lambda *_: {"max_steps": 1000, "num_anchors": 6})
-    assert train(timed | {"eval_file": None, "minutes": 0.5}) == 0
+    # This method cannot start from the target.
+    assert train(timed | {"eval_file": None, "minutes": 0.5, "projector_type": "eagle3"}) == 0
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["global_step"] < 30
     assert "minutes are over after" in caplog.text
+    assert "blocks of 7 and Muon at 0.04" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,6 @@ class MethodFacts:
     needs_layer_ids = True  # whether files must say which layers of the target are read
     learns_while_drafting = False  # whether it has a table that the target fills while it generates, and no weights
     loss_decay: ClassVar[float | None] = None  # positions after which a weight in training falls to 1/e; by block size
-    short_rate = 0.02  # Muon's, in a training of a few minutes
     most_captured = 5  # layers that a new drafter reads, as those of the releases of Domino and DFlash do
     defaults: ClassVar[Mapping[str, Any]] = {}  # fields of a new drafter that do not follow its target
     fixed: ClassVar[Mapping[str, Any]] = {}  # shared fields that do nothing in it, each with the value it must have

@@ -67,7 +67,6 @@ class Eagle3Config(DominoConfig):
     title = "EAGLE-3"
     article = "an"
     needs_layer_ids = False
-    short_rate = 0.04
     most_captured = 3
     defaults = {"block_size": 7, "num_hidden_layers": 1}
     fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0}

@@ -94,7 +94,7 @@ class TrainingFields:
         None,
         "Train for about so many minutes, loading and evaluation included. A few steps are timed first, to choose "
         "max_steps, and per_device_train_batch_size and num_anchors up to what these say. It takes the place of "
-        "max_steps and num_train_epochs; a new drafter has blocks of 8 and, by default, its method's rate of Muon.",
+        "max_steps and num_train_epochs; a new drafter has blocks of 8 and, in few steps, twice Muon's usual rate.",
     )
     num_anchors: int = option(256, "Most blocks trained per sequence and step.")
     loss_decay: float | None = option(

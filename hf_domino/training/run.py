@@ -99,11 +99,8 @@ def make_trainer(
         config = DominoConfig.for_target(target.config, tokenizer, **overrides)
         if config.draft_window_size is None and "draft_window_size" not in config.fixed:
             config.draft_window_size = min(args.max_length, config.max_position_embeddings)
-        if args.minutes is not None:
-            if BLOCK_SIZE not in overrides:
-                config.block_size = min(config.block_size, SHORT_BLOCK)
-            if args.muon_learning_rate == DominoTrainingArguments.muon_learning_rate:
-                args.muon_learning_rate = config.short_rate
+        if args.minutes is not None and BLOCK_SIZE not in overrides:
+            config.block_size = min(config.block_size, SHORT_BLOCK)
         drafter = DominoDraftModel(config)
     else:
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)

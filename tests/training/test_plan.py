@@ -66,7 +66,7 @@ def test_a_run_of_minutes_ends_in_time_and_starts_from_the_target(timed, train, 
     assert 0 < state["global_step"] == state["max_steps"] < 30
     assert 15 < taken <= 30  # a forward of the target takes a second
     assert "the plan for 0.5 minutes" in caplog.text
-    assert "blocks of 8 and Muon at 0.02" in caplog.text
+    assert "blocks of 8 and Muon at 0.04" in caplog.text
     assert "training on" in caplog.text
     assert "million parameters" in caplog.text
     drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
@@ -78,13 +78,13 @@ def test_a_run_of_minutes_ends_in_time_and_starts_from_the_target(timed, train, 
 def test_a_machine_that_becomes_slower_ends_the_run(timed, train, tmp_path, caplog, forward_clock, monkeypatch):
     from hf_domino.training import plan
 
-    monkeypatch.setattr(plan, "plan_for", lambda *_: {"max_steps": 1000, "num_anchors": 6})
+    monkeypatch.setattr(plan, "plan_for", lambda *_: {"max_steps": ENOUGH_STEPS, "num_anchors": 6})
     # This method cannot start from the target.
     assert train(timed | {"eval_file": None, "minutes": 0.5, "projector_type": "eagle3"}) == 0
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["global_step"] < 30
     assert "minutes are over after" in caplog.text
-    assert "blocks of 7 and Muon at 0.04" in caplog.text
+    assert "blocks of 7 and Muon at 0.02" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -216,15 +216,16 @@ def trained(folder: Path, files: Sequence[str]) -> str:
 
 
 def minutes(folder: Path, files: Sequence[str]) -> str:
-    """Tokens a forward of each method after a training of so many minutes, and what its plan chose, by Muon's rate."""
+    """Tokens a forward of each method and rate after short trainings, those that `--minutes` planned marked."""
     rows = read_runs(folder / files[0])
     body = []
     for row in sorted(rows, key=lambda row: (row["method"], -row["tokens_per_forward"])):
         length = f"{row['tokens_per_forward']:.2f} ± {row['error']:.2f}"
         sizes = [f"{row[name]}" for name in ("steps", "rows", "num_anchors", "block_size")]
-        body.append(
-            [f"`{row['method']}`, rate {row['muon_learning_rate']}", length, *sizes, f"{row['cpu_seconds']:.0f}"]
-        )
+        name = f"`{row['method']}`, Muon at {row['muon_learning_rate']}"
+        if row["minutes"] is not None:
+            name += ", planned"
+        body.append([name, length, *sizes, f"{row['cpu_seconds']:.0f}"])
     first = rows[0]
     head = ["tokens a forward", "steps", "examples a step", "blocks of each", "block size", "CPU-seconds"]
     return (

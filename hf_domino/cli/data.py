@@ -27,17 +27,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino data`."""
     add = parser.add_argument
     add("--target", required=True, help="folder or Hub name of the target")
-    add("--output", type=Path, required=True, help="folder for train.jsonl, evaluation.jsonl, report.json")
+    add("--output", type=Path, required=True, help="folder for train.jsonl, evaluation.jsonl and report.json")
     add = parser.add_argument_group("prompts (by default a chat model writes its own)").add_argument
-    add("--prompts", type=Path, nargs="+", default=[], help=f"records with {PROMPT_FIELDS}")
-    add("--exclude", type=Path, nargs="+", default=[], help="files of prompts to keep out")
-    add_flags(parser.add_argument_group("how text is written"), WritingSettings)
-    add = parser.add_argument_group("who writes, and where").add_argument
+    add("--prompts", type=Path, nargs="+", default=[], help=f"files of records with {PROMPT_FIELDS}")
+    add(
+        "--exclude",
+        type=Path,
+        nargs="+",
+        default=[],
+        help="files whose texts must not occur in the prompts, such as benchmarks",
+    )
+    add_flags(parser.add_argument_group("how to write the text"), WritingSettings)
+    add = parser.add_argument_group("which model writes, and where").add_argument
     add("--dtype", **DTYPE, help=f"dtype of the target (default: {DEFAULT_DTYPE})")
-    add("--device", help="default: cuda where there is a GPU, else cpu")
-    add("--threads", type=thread_count, help="CPU threads of torch (default: as torch chooses)")
-    add("--endpoint", help="address of a vLLM or SGLang server that writes")
-    add("--endpoint-model", help="name of the target there (default: --target)")
+    add("--device", help="device of the target (default: cuda if there is a GPU, else cpu)")
+    add("--threads", type=thread_count, help="number of CPU threads (default: chosen by torch)")
+    add("--endpoint", help="address of a vLLM or SGLang server that generates the text")
+    add("--endpoint-model", help="name of the target on that server (default: --target)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -25,16 +25,16 @@ PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
 # Fields of Transformers that most trainings set.
 FROM_TRANSFORMERS = {
     "output_dir": "Folder for the drafter and its checkpoints.",
-    "per_device_train_batch_size": "Rows per step and device.",
-    "gradient_accumulation_steps": "Steps whose gradients are added up before the weights change.",
-    "max_steps": "Steps to train, in place of num_train_epochs.",
+    "per_device_train_batch_size": "Number of examples per step and device.",
+    "gradient_accumulation_steps": "Number of batches whose gradients are added up before the weights change.",
+    "max_steps": "Number of training steps, instead of num_train_epochs.",
     "bf16": "Compute in bfloat16.",
-    "use_cpu": "Train on the CPU though there is a GPU.",
-    "seed": "Of the drafter's weights and of the order of rows.",
-    "save_steps": "Steps between checkpoints.",
-    "eval_strategy": "When to evaluate beside the end: steps or epoch.",
-    "eval_steps": "Steps between evaluations, with eval_strategy steps.",
-    "report_to": "Where the log goes, such as tensorboard; none for nowhere.",
+    "use_cpu": "Train on the CPU even if there is a GPU.",
+    "seed": "Random seed for a new drafter's weights and the order of the examples.",
+    "save_steps": "Number of steps between checkpoints.",
+    "eval_strategy": "When to evaluate, besides at the end: steps or epoch.",
+    "eval_steps": "Number of steps between evaluations, with eval_strategy steps.",
+    "report_to": "Where to send the log, such as tensorboard, or none.",
 }
 # Title of a group of flags -> the classes that declare them, none of which needs Transformers.
 OWNERS = {
@@ -42,7 +42,7 @@ OWNERS = {
     "shape of a new drafter (by default it follows the target)": (DrafterArguments,),
     "training": (TrainingFields,),
 }
-OTHERS = "Every other field of transformers.TrainingArguments is a flag, too."
+OTHERS = "All other fields of transformers.TrainingArguments are flags, too."
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def add_help(parser: argparse.ArgumentParser) -> None:
         group = parser.add_argument_group(title)
         for owner in owners:
             add_flags(group, owner)
-    group = parser.add_argument_group("of Transformers' training arguments", OTHERS)
+    group = parser.add_argument_group("from Transformers' training arguments", OTHERS)
     for name, text in FROM_TRANSFORMERS.items():
         group.add_argument(f"--{name.replace('_', '-')}", help=text)
 
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _begin(parser: argparse.ArgumentParser) -> None:
     parser.usage = USAGE
     parser.add_argument(
-        "config", nargs="?", help="YAML file with any of the fields below, or paper, the published recipe for GPUs"
+        "config", nargs="?", help="YAML file with any of the fields below, or the word paper for the published recipe"
     )
 
 
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
     names, shape, data, args = parse_options(options)
     if names.target is None:
-        raise ValueError("target must be set, as --target or in the YAML file.")
+        raise ValueError("target must be a folder or a Hub name, got None. Set it with --target or in the YAML file.")
     names.target = find_target(names.target, "target")
     if names.drafter:
         names.drafter = find_drafter(names.drafter, "drafter")
@@ -92,7 +92,7 @@ def run(options: argparse.Namespace) -> int:
         """Save a checkpoint as on SIGTERM, but end at once if there is none to save or on a second Ctrl-C."""
         if signal.SIGINT in ended_by or signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             raise KeyboardInterrupt
-        print("The training saves a checkpoint and ends; Ctrl-C again ends it at once.", file=sys.stderr)
+        print("Saving a checkpoint before the training ends. Press Ctrl-C again to end it at once.", file=sys.stderr)
         ended_by.append(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
 
@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         if train(names, shape, data, args):
             return 0
-        print("The same command goes on from where the training ended.", file=sys.stderr)
+        print("Run the same command again to continue the training.", file=sys.stderr)
         return BY_SIGNAL + ended_by[-1]
     finally:
         if listens:
@@ -141,7 +141,7 @@ def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
 
     path = PAPER if config == PAPER.stem else Path(config)
     if not path.is_file():
-        raise ValueError(f"config must be a YAML file or {PAPER.stem!r}, got {config!r}: there is none of that name.")
+        raise ValueError(f"config must be a YAML file or {PAPER.stem!r}, got {config!r}, which does not exist.")
     try:
         fields = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -85,7 +85,9 @@ def with_own_system(messages: list[Message], system: str | None) -> list[Message
     """Put the system turn that a record names in front of its chat, which must not have another."""
     own = messages[0]["content"] if messages[0]["role"] == "system" else system
     if system is not None and own != system:
-        raise ValueError(f"field `system` must be the chat's own system turn, got {system[:60]}: leave one out.")
+        raise ValueError(
+            f"field `system` must equal the chat's own system turn, got {system[:60]}: leave one of them out."
+        )
     return with_system(messages, system)
 
 
@@ -105,7 +107,7 @@ def _read_message(given: Any, name: str) -> Message:
     if not isinstance(content, str) or not isinstance(speaker, str):
         raise ValueError(f"{name} must have {MESSAGE_FIELDS}, got {str(given)[:60]}.")
     if speaker not in roles:
-        remedy = "Name the speaker so, or give the chat as it is rendered, as `prompt` and `completion`."
+        remedy = "Rename the speaker, or give the rendered chat as `prompt` and `completion`."
         raise refusal(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)
     return {"role": roles[speaker], **message, "content": content}
 
@@ -134,8 +136,8 @@ def encode_chat(messages: list[Message], tokenizer: Any, template_kwargs: Fields
     answers = [number for number, role in enumerate(roles) if role == "assistant" and number >= first]
     if not answers:
         raise ValueError(
-            f"field `messages` must hold an assistant message that answers another, got none (one that opens "
-            f"the chat does not). {UNANSWERED}"
+            "field `messages` must hold an assistant message that answers another one, got none (a message that opens "
+            f"the chat does not count). {UNANSWERED}"
         )
     turns, examples = _turns_of(messages, answers, tokenizer, template_kwargs)
     whole = render_chat(messages, tokenizer, template_kwargs)
@@ -188,8 +190,8 @@ def _mark(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Example:
     """Encode a text, with the loss on the tokens that lie entirely in one of the spans."""
     if not tokenizer.is_fast:
         raise ValueError(
-            "field `messages` needs a fast tokenizer, which tells where its tokens stand in a text, got "
-            f"{type(tokenizer).__name__}: save it as a fast one, or use `prompt` and `completion`."
+            "field `messages` needs a fast tokenizer, which knows where its tokens are in a text, got "
+            f"{type(tokenizer).__name__}: save it as a fast tokenizer, or use `prompt` and `completion`."
         )
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ids = encoded["input_ids"]
@@ -215,7 +217,10 @@ def render_chat(
     """Render a conversation; with `add_generation_prompt`, up to where the assistant's next turn begins."""
     if ours := [name for name in OURS if name in template_kwargs]:
         raise refusal(
-            "chat_template_kwargs", "variables of the chat template", ours[0], "Leave it out: it is set here."
+            "chat_template_kwargs",
+            "variables of the chat template",
+            ours[0],
+            "Leave it out, because hf_domino sets it.",
         )
     if tokenizer.chat_template is None:
         raise ValueError(
@@ -227,4 +232,4 @@ def render_chat(
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, **template_kwargs
         )
     except Exception as error:  # a template is a program of its own, and may raise anything
-        raise ValueError(f"field `messages`: the chat template refuses it: {error}") from error
+        raise ValueError(f"field `messages`: the chat template rejects it: {error}") from error

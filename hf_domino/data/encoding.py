@@ -42,7 +42,7 @@ def encode_record(record: Fields, tokenizer: Any, template_kwargs: Fields) -> li
         example = _read_ids(record) if has_loss(record) else dict(UNALIGNABLE)
         return [example]
     if tokenizer is None:
-        raise ValueError("needs a tokenizer, got none: pass the target's, or rows of `input_ids`.")
+        raise ValueError("needs a tokenizer, got none: pass the target's, or give records with `input_ids`.")
     name = field_of(record, NEEDED)
     is_chat = name in ("messages", "conversations") or isinstance(record[name], list)
     where = CHAT if is_chat else TEXT
@@ -124,7 +124,9 @@ def _read_ids(record: Fields) -> Example:
         num_read = sum(attended)
         first = attended.index(1) if num_read else 0
         if not all(attended[first : first + num_read]):
-            raise ValueError("field `attention_mask` must be 0 on padding alone, in front of the row or behind it.")
+            raise ValueError(
+                "field `attention_mask` must be 0 only before and after the text, got a 0 inside it: split the record."
+            )
         ids = ids[first : first + num_read]
         loss_mask = loss_mask[first : first + num_read]
     return {"input_ids": ids, "loss_mask": loss_mask}

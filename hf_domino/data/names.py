@@ -35,8 +35,8 @@ class Name(NamedTuple):
 _OF_TOKENS = Name(LOSS, (IDS,), (CHAT, TEXT))
 _WEIGHT = Name(LOSS, (IDS, CHAT, TEXT, MESSAGE), ())  # 1 or 0, as `has_loss` reads it
 _OF_CHATS = Name(PROMPT, (CHAT,), (TEXT,))
-_PACKED = Name(PROMPT, (), (IDS,), "Give every text as a row of its own.")
-_MEDIA = Name(PROMPT, (), (CHAT,), "Contents are text: leave such records out.")
+_PACKED = Name(PROMPT, (), (IDS,), "Give each text as a record of its own.")
+_MEDIA = Name(PROMPT, (), (CHAT,), "Only text is supported: leave such records out.")
 NAMES = {
     **dict.fromkeys(("prompt_length", "loss_mask", "labels", "completion_mask", "assistant_masks"), _OF_TOKENS),
     "attention_mask": _OF_TOKENS._replace(changes=PROMPT),

@@ -35,7 +35,7 @@ class Source:
 def check_file(path: Path, flag: str) -> None:
     """Raise an error that names the flag if its path is not a file of records."""
     if not path.is_file():
-        found = "it is a folder" if path.is_dir() else "there is none of that name"
+        found = "it is a folder" if path.is_dir() else "it does not exist"
         raise ValueError(f"{flag} must be a file of records, got {str(path)!r}: {found}.")
 
 
@@ -44,12 +44,12 @@ def from_files(paths: Sequence[str | Path]) -> Source:
     files = [Path(path) for path in paths]
     for path in files:
         if path.is_dir():
-            remedy = "Give a folder to `from_dataset` of hf_domino.data.records."
+            remedy = "Pass a folder to `from_dataset` of hf_domino.data.records."
             raise refusal("files of records", "files", str(path), remedy)
         if not path.is_file():
-            raise FileNotFoundError(f"no training file at {path}: pass one with records.")
+            raise FileNotFoundError(f"the training file must exist, got {str(path)!r}: pass a file of records.")
         if path.suffix not in RECORD_SUFFIXES:
-            remedy = 'Write one record a line, such as {"prompt": "..."} or {"text": "..."}, into a .jsonl file.'
+            remedy = 'Write one record per line, such as {"prompt": "..."} or {"text": "..."}, into a .jsonl file.'
             raise refusal("files of records", f"of {', '.join(RECORD_SUFFIXES)}", str(path), remedy)
     return Source(
         ", ".join(map(str, files)),
@@ -152,7 +152,9 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             for number, record in enumerate(records, start=1):
                 yield f"{path}, row {number}", record
     except pyarrow.ArrowException as error:
-        raise refusal(str(path), "a parquet file", str(error), "Write it again, or name it for what it is.") from error
+        raise refusal(
+            str(path), "a parquet file", str(error), "Write it again, or give it the suffix of its real format."
+        ) from error
 
 
 def _without_nulls(record: Any, place: str, is_table: bool) -> Record:
@@ -196,5 +198,5 @@ def _explained(name: str, field: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        expected = "a folder with a data set, or a name on the Hub (with :config behind it where it has several)"
+        expected = "a folder with a data set, or a name on the Hub (followed by :config if it has several)"
         raise refusal(field, expected, name, f"datasets says: {error.__cause__ or error}") from error

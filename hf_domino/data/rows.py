@@ -125,8 +125,8 @@ class RowDataset(Dataset):
         self.counts = counts
         if not len(rows):
             raise ValueError(
-                f"rows must hold at least one with two neighbouring supervised tokens, got none in {counts.left_out} "
-                f"rows: raise max_length, or check that the loss falls on some tokens. {counts.describe()}".rstrip()
+                "rows must hold at least one with two neighbouring tokens to learn, got none in "
+                f"{counts.left_out} rows: raise max_length, or check the loss masks. {counts.describe()}".rstrip()
             )
 
     def __len__(self) -> int:

@@ -30,7 +30,7 @@ WAY_OUT = "Pass prompts for it to answer (--prompts FILE)."
 def check_chat_template(tokenizer: Any) -> None:
     """Raise an error if the tokenizer has no chat template."""
     if tokenizer.chat_template is None:
-        remedy = "Use a chat model, or pass rows with `prompt` for it to continue (--prompts FILE --plain)."
+        remedy = "Use a chat model, or pass records with `prompt`, which the target continues (--prompts FILE --plain)."
         raise refusal("the target's chat template", "set, to write chats", None, remedy)
 
 
@@ -77,7 +77,7 @@ def write_prompts(
             beginnings = TOPICS.read_text(encoding="utf-8").splitlines()
             notice(
                 f"Only {share:.0%} of the prompts that the target wrote are kept ({_reasons(filtered.dropped)}): "
-                "for the others it is given the first words."
+                "from now on, the command gives it the first words."
             )
         spare = 1 if number == 1 else SPARE
         asked = math.ceil(missing / max(share, LEAST_KEPT) * spare)
@@ -99,7 +99,7 @@ def write_prompts(
 
     if len(filtered.kept) < wanted:
         reasons = _reasons(filtered.dropped)
-        notice(f"Only {len(filtered.kept)} of {wanted} prompts after {MAX_ROUNDS} rounds: {reasons}.")
+        notice(f"Only {len(filtered.kept)} of {wanted} prompts were kept after {MAX_ROUNDS} attempts: {reasons}.")
     if surplus := len(filtered.kept[wanted:]):
         filtered.dropped["surplus"] = surplus
         del filtered.kept[wanted:]

@@ -15,6 +15,7 @@ from hf_domino._common.refusal import refusal
 # Settings that only sort the written rows into files, so they may change from call to call.
 OF_THE_RESULT = ("eval_rows", "keep_unended")
 COUNTS = ("max_new_tokens", "max_prompt_tokens", "batch_size")
+FLAGS = {"rows": "num-examples", "eval_rows": "num-eval-examples"}  # if named otherwise
 
 
 @describe
@@ -22,28 +23,35 @@ COUNTS = ("max_new_tokens", "max_prompt_tokens", "batch_size")
 class WritingSettings:
     """How a target writes training text."""
 
-    rows: int | None = option(None, "prompts to answer (default: 1024 of its own, all of a file)")
+    rows: int | None = option(
+        None, "number of prompts to answer (default: 1024 if the target writes them, else all of --prompts)"
+    )
     temperatures: Sequence[float] = option(
-        (0.0, 0.7, 1.0), "temperatures of the answers, which batches take in turn; 0 is greedy", type=float, nargs="+"
+        (0.0, 0.7, 1.0),
+        "temperatures of the answers; batches take them in turn, and 0 is greedy",
+        type=float,
+        nargs="+",
     )
     max_new_tokens: int = option(512, "longest answer, in tokens")
-    max_length: int = option(4096, "longest row, prompt included, in tokens")
-    prompt_temperature: float = option(0.9, "temperature of prompts that the target writes")
-    prompt_top_p: float = option(0.95, "nucleus of prompts that the target writes")
+    max_length: int = option(4096, "longest example, prompt included, in tokens")
+    prompt_temperature: float = option(0.9, "temperature at which the target writes prompts")
+    prompt_top_p: float = option(0.95, "top-p with which the target writes prompts")
     max_prompt_tokens: int = option(128, "longest prompt that the target writes, in tokens")
-    batch_size: int = option(64, "texts written side by side")
+    batch_size: int = option(64, "number of texts that are generated at once")
     min_distinct: float = option(
         0.5,
-        "a text loops if less than this share of its 4-grams, or of those of its last 64 tokens, are distinct; 0 keeps "
-        "all",
+        "drop a text as a loop if less than this share of its 4-grams, or of those in its last 64 tokens, are "
+        "distinct; 0 keeps all",
     )
-    keep_unended: bool = option(False, "keep answers that reach --max-new-tokens before they end")
-    eval_rows: int = option(0, "chats whose rows go to evaluation.jsonl")
-    system: str | None = option(None, "system turn of chats that have none (default: the template's)")
+    keep_unended: bool = option(False, "keep answers that were cut off at --max-new-tokens")
+    eval_rows: int = option(0, "number of chats that go to evaluation.jsonl instead of train.jsonl")
+    system: str | None = option(None, "system turn for chats that have none (default: that of the chat template)")
     template_kwargs: Mapping[str, Any] = option(
-        {}, """variables of the chat template, as JSON: '{"enable_thinking": false}'""", type=json.loads
+        {}, """variables for the chat template, as JSON: '{"enable_thinking": false}'""", type=json.loads
     )
-    plain: bool = option(False, "a `prompt` that is a string is text to continue, as a `text` is, no user's turn")
+    plain: bool = option(
+        False, "continue a `prompt` that is a string like a `text`, instead of answering it as a user's turn"
+    )
     seed: int = option(0, "random seed for sampling")
 
     def __post_init__(self) -> None:
@@ -64,7 +72,8 @@ class WritingSettings:
         }
         for name, (is_right, expected) in ranges.items():
             if not is_right:
-                remedy = f"Choose another {name} (--{name.replace('_', '-')})."
+                flag = FLAGS.get(name, name.replace("_", "-"))
+                remedy = f"Choose another value (--{flag})."
                 raise refusal(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:

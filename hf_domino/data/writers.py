@@ -146,7 +146,7 @@ class EndpointWriter:
         try:
             from openai import OpenAI
         except ImportError as error:
-            raise ValueError("an endpoint needs the package openai: pip install openai.") from error
+            raise ValueError("--endpoint needs the package openai: pip install openai.") from error
         key = os.environ.get(KEY, "none")  # the client needs one, even if the server does not
         self.client = OpenAI(base_url=url, api_key=key, max_retries=MAX_RETRIES)
         self.url = url

@@ -93,7 +93,7 @@ def write_data(
     if not prompts:
         filtered = write_prompts(writer, tokenizer, ends, settings, exclusions, do)
     if not filtered.kept:
-        raise ValueError(f"no prompt is left to answer: {dict(filtered.dropped)}.")
+        raise ValueError(f"no prompt is left to answer: {dict(filtered.dropped)}. Pass other prompts (--prompts).")
     answers = write_answers(filtered.kept, writer, tokenizer, settings, do)
     return _write_result(output, filtered, answers, settings)
 
@@ -122,7 +122,7 @@ def _begin(output: Path, record: dict[str, Any]) -> None:
             check_same(recorded, target, str(output), START_AGAIN)
         for name, value in record.items():
             if name != "target" and found.get(name) != value:
-                raise refusal(name, f"{found.get(name)!r}, with which {output} was begun", value, START_AGAIN)
+                raise refusal(name, f"{found.get(name)!r}, as when {output} was begun", value, START_AGAIN)
         return
     versions = {
         "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
@@ -165,7 +165,7 @@ def _write_result(output: Path, filtered: PromptFilter, answers: Rows, settings:
     refusals = [answer["refusal"] for answer in answers if answer["flaw"] == REFUSED]
     if refusals:
         report["answers"]["first refusal"] = refusals[0]
-        notice(f"{len(refusals)} chats are dropped: what the target wrote does not go back into one. {refusals[0]}")
+        notice(f"{len(refusals)} chats are dropped, because the template rejects what the target wrote. {refusals[0]}")
     write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
     _check_kept(report, settings)
     for name, part in rows.items():
@@ -180,10 +180,10 @@ def _check_kept(report: Mapping[str, Any], settings: WritingSettings) -> None:
     if dropped := answers["dropped"]:
         said += f" (dropped: {', '.join(f'{count} {why}' for why, count in dropped.items())})"
     if UNENDED in dropped:
-        said += f"; unended ones are cut at max_new_tokens={settings.max_new_tokens}: raise it, or pass --keep-unended"
+        said += f"; unended ones were cut at max_new_tokens={settings.max_new_tokens}: raise it, or pass --keep-unended"
     if not report["rows"][TRAIN]:
-        of_evaluation = f"The first {settings.eval_rows} go to {EVALUATION}: lower eval_rows (--eval-rows)"
-        raise ValueError(f"{TRAIN} has no row: {said}. {of_evaluation} or ask for more rows.")
+        of_evaluation = f"The first {settings.eval_rows} chats go to {EVALUATION}: lower --num-eval-examples"
+        raise ValueError(f"{TRAIN} must hold an example, got none: {said}. {of_evaluation}, or raise --num-examples.")
     if answers["kept"] < LEAST_KEPT * answers["written"]:
         notice(f"Only {said}.")
 

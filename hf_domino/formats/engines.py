@@ -24,6 +24,7 @@ from hf_domino.formats.fields import (
     DECODER_SECTION,
     FUSION,
     OF_BLOCKS,
+    SCALES,
     Format,
     StoredConfig,
     merged,
@@ -61,11 +62,12 @@ class Engine:
     rules: tuple[Rule, ...]
     note: str  # its requirements of target and machine, and differences from hf_domino
     window_flag: str | None = None  # of its command, for draft_window_size
-    plugin: str | None = None  # that it needs for Domino, and for DFlash with shift_label
+    plugin: str | None = None  # that it needs for Domino, and for DFlash with shift_label or convolutions
 
     def plugin_for(self, config: DominoConfig) -> str | None:
         """Name the plugin that this drafter needs in the engine; None if it needs none."""
-        needs_it = config.projector_type == "domino" or (config.projector_type == "dflash" and config.shift_label)
+        kind = config.projector_type
+        needs_it = kind == "domino" or (kind == "dflash" and (config.shift_label or config.conv_kernel_size))
         return self.plugin if needs_it else None
 
     def command_for(self, config: DominoConfig, drafter: str, target: str) -> str:
@@ -178,8 +180,9 @@ VLLM = Engine(
             "Gemma scales its embeddings, which vLLM's drafters read unscaled. Generate with Transformers.",
         ),
         _ordered("vLLM", DFLASH2),
-        *_without(OF_BLOCKS, DOMINO + DFLASH + DSPARK),
-        *_without([FUSION], DFLASH2),
+        *_without(SCALES, DOMINO + DFLASH + DSPARK),
+        *_without([FUSION], BLOCK_METHODS),
+        *_without([CONVOLUTION], DSPARK),
         Rule(CONVOLUTION, "given", bool, "It has no DFlash 2 without convolutions.", DFLASH2),
         Rule(KIND, "absent", lambda value: not value, "It reads z-lab's layout. Export as specforge.", DFLASH2),
         Rule(
@@ -192,9 +195,9 @@ VLLM = Engine(
         _READS_HEAD,
         _ACTIVATION,
     ),
-    note="Domino, and DFlash with shift_label, by hf_domino's plugin, so install hf_domino beside vLLM: without it "
-    "Domino drafts without its head, and shift_label one token off. block_size - 1 proposals a round, one fewer than "
-    "hf_domino where shift_label is true; one device.",
+    note="Domino, and DFlash with shift_label or convolutions, need hf_domino's plugin: install hf_domino beside vLLM. "
+    "Without it vLLM does not load Domino's head or convolutions, and with shift_label it drafts one token off. "
+    "block_size - 1 proposals a round, one fewer than hf_domino where shift_label is true; one device.",
     plugin="hf_domino's plugin",
 )
 ZLAB = Engine(

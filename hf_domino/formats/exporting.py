@@ -78,7 +78,7 @@ def export(
     """Write a drafter for others; see [`~DominoDraftModel.export`]."""
     folder = Path(folder)
     if engine is not None and engine not in ENGINES:
-        raise refusal("engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to hear what each will take.")
+        raise refusal("engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to see what each engine accepts.")
     stored = stored_config(drafter.config, format, dtype)
     own = own_tensors(drafter)
     note = None
@@ -105,7 +105,12 @@ def export(
         tensors[stored_as] = (tensor.to(dtype_of(dtype)) if tensor.is_floating_point() else tensor).contiguous()
     check_writable(folder, "the folder to export to")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise refusal("the folder to export to", "empty", str(folder), "Give another, or overwrite=True (--overwrite).")
+        raise refusal(
+            "the folder to export to",
+            "empty",
+            str(folder),
+            "Choose another folder, or pass overwrite=True (--overwrite).",
+        )
     with whole_files(folder, WEIGHTS) as aside:  # an old shard or index would be read with the new ones
         save_torch_state_dict(tensors, aside, max_shard_size=max_shard_size, metadata={"format": "pt"})
         (aside / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")

@@ -313,7 +313,7 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
     """Build the decoder's configuration of Transformers, Qwen3's unless `model_type` names another."""
     model_type = stored.get("model_type") or "qwen3"
     if model_type not in CONFIG_MAPPING:
-        remedy = "A newer transformers may know it."
+        remedy = "A newer version of transformers may know it."
         raise refusal("model_type of the backbone", "one that transformers knows", model_type, remedy)
     depth = stored.get("num_hidden_layers")
     (_, most) = SIZES["num_hidden_layers"]

@@ -55,11 +55,11 @@ OF_OTHERS = {
     ".qweight": "quantised weights",
 }
 NOT_READ = (
-    "config.json ({}), not read: {}. If hardly a draft is accepted, that may be why; `hf-domino check` measures it."
+    "config.json ({}), not read: {}. If hardly any draft is accepted, this may be why; `hf-domino check` measures it."
 )
 WHICH_LAYERS = (
-    "The layers it was trained on stand in its training's configuration: give them as from_pretrained(..., "
-    "target_layer_ids=[...]), counted from 0."
+    "Look up the layers in the configuration of its training, and pass them, counted from 0: from_pretrained(..., "
+    "target_layer_ids=[...])."
 )
 
 

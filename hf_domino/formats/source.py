@@ -38,7 +38,7 @@ CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
 FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
 CUT_SHORT = "Consistency check failed"  # huggingface_hub's words for a download of another size than was told
-INSTALL_PEFT = "It is the extra `peft` of hf-domino: pip install peft."
+INSTALL_PEFT = "Run `pip install peft`."
 AGAIN = "Download the checkpoint again, or save the drafter again."
 
 
@@ -86,7 +86,7 @@ def _why_not_on_hub(name: str, download: Download) -> str | None:
     except (GatedRepoError, EntryNotFoundError):  # loading it says what to do
         return None
     except RepositoryNotFoundError:
-        return ", and the Hub does not know it, or not for you (`hf auth login`)"
+        return ", and the Hub does not have it, or does not show it to you (`hf auth login`)"
     except HfHubHTTPError:
         return None
     except Exception as error:  # of the connection, and of whichever library makes it
@@ -189,7 +189,9 @@ def find_file(name: FolderOrName, file: str, download: Download) -> Path | None:
         if isinstance(error, OSError) and CUT_SHORT not in str(error):
             raise  # Transformers' own words are good
         reason = " ".join(str(error).split())
-        raise refusal(f"{file} of {name}", "downloaded whole", reason, "Load it again when the Hub answers.") from error
+        raise refusal(
+            f"{file} of {name}", "downloaded completely", reason, "Load it again when the Hub answers."
+        ) from error
     return None if found is None else Path(found)
 
 

@@ -48,7 +48,6 @@ class DFlash2Config(BlockConfig):
     fixed = {"pure_draft_prefix_len": 0}
     built_with = (*BlockConfig.built_with, "selector_top_k")
     ranges = BlockConfig.ranges | {"selector_rank": WIDTH, "selector_top_k": (1, MOST_DRAFTED)}
-    lacks = {"the plugin for vLLM": "vLLM runs DFlash 2 itself, in z-lab's layout."}
 
     @classmethod
     def sizes_for(cls, hidden_size: int) -> dict[str, int]:

@@ -45,10 +45,7 @@ class DFlyConfig(BlockConfig):
     head_layers = {f"hidden_correction.{name}_proj": "weight" for name in ("gate", "up", "down")}
     defaults = {"layer_fusion": True}
     fixed = {"pure_draft_prefix_len": 0}
-    lacks = {
-        "export": "No released engine runs DFly.",
-        "the plugin for vLLM": "It runs no other head than Domino's.",
-    }
+    lacks = {"export": "No released engine runs DFly."}
 
     @property
     def correction_width(self) -> int:

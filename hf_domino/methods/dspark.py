@@ -65,9 +65,6 @@ class DSparkConfig(BlockConfig):
     fixed = {"pure_draft_prefix_len": 0}
     built_with = (*BlockConfig.built_with, "markov_head_type")
     ranges = BlockConfig.ranges | {"markov_rank": WIDTH}
-    lacks = {
-        "the plugin for vLLM": "vLLM runs DSpark itself, in the layout of DeepSpec or speculators.",
-    }
 
     @classmethod
     def sizes_for(cls, hidden_size: int) -> dict[str, int]:

@@ -62,10 +62,7 @@ class XPressConfig(BlockConfig):
     }
     fixed = {"pure_draft_prefix_len": 0}
     ranges = BlockConfig.ranges | {"xpress_rank": WIDTH, "xpress_mlp_ratio": (1, 64), "num_jacobi_passes": (1, 1024)}
-    lacks = {
-        "export": "No released engine runs XPress.",
-        "the plugin for vLLM": "It runs no other head than Domino's.",
-    }
+    lacks = {"export": "No released engine runs XPress."}
 
     @classmethod
     def sizes_for(cls, hidden_size: int) -> dict[str, int]:

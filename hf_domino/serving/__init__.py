@@ -1,9 +1,9 @@
-"""Domino inside vLLM: a plugin that lets its server take a drafter of ours, and a check of such a server.
+"""Domino inside vLLM: a plugin that lets its server take a drafter of ours.
 
 `plugin` is what vLLM calls in each of its processes: it hands over a name. `vllm_model` is the model behind that name
 and `vllm_faults` mends what a CPU does wrong: these two alone import vLLM. `settings` says what of a folder and of
 a server's settings is taken, `head` has the mathematics. Other people's DFlash drafters go through the model as through
-vLLM's own. `check` starts a server, asks it, and compares its texts and rounds with Transformers and our loop.
+vLLM's own.
 
 What it leans on, read in vLLM 0.32.0 and 0.33.0:
 
@@ -12,6 +12,8 @@ What it leans on, read in vLLM 0.32.0 and 0.33.0:
 - `model_executor/models/registry.py`, `ModelRegistry.register_model`: a second `"module:Class"` replaces the first.
 - `transformers_utils/configs/eagle.py`, `EAGLEConfig`: keeps names of classes that begin or end in `DFlash`.
 - `model_executor/models/qwen3_dflash.py`, `DFlashQwen3ForCausalLM` and `DFlashQwen3Model`: what is built upon.
+- `model_executor/models/qwen3_dflash2.py`, `DFlash2Qwen3DecoderLayer`: convolutions of blocks, whose sizes are those of
+  `dflash_config`. Row i is position `i % (1 + P)` of its block, so padding, which is behind all blocks, changes none.
 - `v1/spec_decode/llm_base_proposer.py`, `SpecDecodeBaseProposer`: insists on that class (`propose`) and takes the
   argmax of `compute_logits` for proposals (`_greedy_sample`).
 - `v1/sample/rejection_sampler.py`, `expand_batch_to_tokens`: one temperature per proposal; a fault on a CPU.

@@ -12,7 +12,8 @@ from transformers import PreTrainedConfig
 
 from hf_domino._common.refusal import refusal
 from hf_domino.formats.dflash_config import SECTION
-from hf_domino.formats.fields import OF_BLOCKS, StoredConfig
+from hf_domino.formats.engines import VLLM, unmet
+from hf_domino.formats.fields import CONVOLUTION, StoredConfig
 from hf_domino.formats.loading import interpret
 from hf_domino.methods import DominoConfig
 from hf_domino.target.identity import config_digest
@@ -35,7 +36,7 @@ SETTINGS = {
 
 
 def served_config(stored: StoredConfig) -> DominoConfig | None:
-    """Read the configuration of Domino, or DFlash with `shift_label`; return None if vLLM serves the drafter itself.
+    """Read the configuration of Domino, or DFlash with more than vLLM's; return None if vLLM serves the drafter itself.
 
     Example:
     ```python
@@ -52,16 +53,13 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     section = stored.get(SECTION)
     if not isinstance(section, Mapping):
         return None
-    method, shifts = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label"))
-    if method != "domino" and not shifts:
+    method, *more = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label", CONVOLUTION))
+    if method != "domino" and not any(more):
         return None
     config = interpret(stored)[1]
-    config.check_supports("the plugin for vLLM")
-    for name in OF_BLOCKS:
-        value = getattr(config, name)
-        if value:
-            raise refusal(f"{name} of a drafter for vLLM", None, value, "Its backbone there is plain DFlash's.")
-    return config
+    if found := unmet(stored, VLLM):  # as `export` says
+        raise ValueError(" ".join(map(str, found)))
+    return config if VLLM.plugin_for(config) else None
 
 
 def check_settings(

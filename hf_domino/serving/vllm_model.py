@@ -1,4 +1,4 @@
-"""Extend vLLM's model of a DFlash drafter to Domino and `shift_label`, if the folder's configuration asks for them.
+"""Extend vLLM's model of a DFlash drafter to Domino, `shift_label` and convolutions, if the folder asks for them.
 
 Shapes: B requests, P proposals, N token ids (B (1 + P), or more if they are padded), H hidden size, V vocabulary, L
 layers.
@@ -30,10 +30,16 @@ V2_NOTICE = (
 
 
 class ServedDrafter(DFlashQwen3ForCausalLM):
-    """Run vLLM's DFlash drafter, and Domino or `shift_label` if the folder's configuration says so."""
+    """Run vLLM's DFlash drafter, and Domino, `shift_label` or convolutions if the folder's configuration says so."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         drafter_config = _served(vllm_config)
+        if drafter_config is not None and drafter_config.conv_kernel_size is not None:
+            from vllm.model_executor.models.qwen3_dflash2 import DFlash2Qwen3DecoderLayer
+
+            # Row i of the batch is position i % (1 + P) of its block to these layers, so convolutions stay in a block.
+            layers = {"decoder_layer_cls": DFlash2Qwen3DecoderLayer}
+            self.model_cls = type("ConvolvedModel", (DFlashQwen3ForCausalLM.model_cls,), layers)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self.drafter_config = drafter_config
         self.num_proposals = vllm_config.speculative_config.num_speculative_tokens
@@ -81,8 +87,8 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         t2d = tensors.pop(T2D, None)
         if t2d is not None:
             ids = drafted_ids(t2d, drafter_config.vocab_size)
-            self.left_out = torch.ones(drafter_config.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
-            self.left_out = self.left_out.to(self.lm_head.weight.device)
+            left_out = torch.ones(drafter_config.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
+            self.left_out = left_out.to(self.lm_head.weight.device)
         if self.head is not None:
             own = [name for name in tensors if name.partition(".")[0] in drafter_config.head_modules()]
             self.head.load_state_dict({name: tensors.pop(name) for name in own})

@@ -39,7 +39,7 @@ STREAM_FIELDS = ("altup_num_inputs", "hc_mult", "hc_count")
 CAUSAL_ANYHOW = ("gpt_neox", "gpt_neox_japanese")
 # Bidirectional over the tokens of one forward, and causal behind a cache, where they are given masks.
 CAUSAL_BEHIND_CACHE = ("gemma", "gemma2")  # of PaliGemma
-_LOOK_AHEAD = "see those behind them, and text depends on how many are computed at once"
+_LOOK_AHEAD = "see later ones, so the text depends on how many are computed at once"
 # Targets without position_ids whose positions are nevertheless relative (ALiBi), and one with them that counts its
 # padding as text.
 RELATIVE_POSITIONS = ("bloom", "mpt")
@@ -88,7 +88,7 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
         raise refusal("the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy)
     if sized.shapes() != config.shapes():
         some = f"drafter.restricted(range({min(size, config.vocab_size - 1)}))"
-        remedy = f"{OWN_DRAFTER} One whose W2 or lm_head alone has that size fits as {some}."
+        remedy = f"{OWN_DRAFTER} If only its W2 or lm_head has another size, use {some}."
         raise refusal("the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy)
     sized.check()
     config.vocab_size = size
@@ -138,7 +138,9 @@ def check_target_kind(target: PreTrainedModel) -> None:
     adapter = getattr(owner, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
         expected = "one that adds no virtual tokens, such as LoRA"
-        remedy = "They are no part of the text that is drafted from; drop assistant_model, or train such an adapter."
+        remedy = (
+            "Virtual tokens do not belong to the text that is drafted; drop assistant_model, or train such an adapter."
+        )
         raise refusal("the target's PEFT adapter", expected, adapter.peft_type.value, remedy)
     text = target.config.get_text_config(decoder=True)
     if text.model_type in DEPENDS_ON_WIDTH:
@@ -149,7 +151,7 @@ def check_target_kind(target: PreTrainedModel) -> None:
         remedy = f"{name} in transformers {_CLAMPS_TIME_STEP}; drop assistant_model."
         raise refusal("the target's time_step_limit", (0.0, math.inf), (low, high), remedy)
     if getattr(text, "is_decoder", None) is False and text.model_type not in CAUSAL_ANYHOW:
-        remedy = f"Else positions {_LOOK_AHEAD}; load the target with is_decoder=True."
+        remedy = f"Otherwise positions {_LOOK_AHEAD}; load the target with is_decoder=True."
         raise refusal("the target's is_decoder", True, False, remedy)
     if text.model_type not in CAUSAL_BEHIND_CACHE or "flash" in str(text._attn_implementation):
         check_causal(target)

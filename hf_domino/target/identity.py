@@ -209,7 +209,7 @@ def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
     found = identity_of(target)
     if recorded is not None and _telling(recorded, found):
         expected = f"{recorded.name or 'another'}, for which the drafter was made"
-        remedy = "To draft for it all the same: hf_domino.attach(target, drafter)."
+        remedy = "To draft for it anyway, call hf_domino.attach(target, drafter)."
         raise refusal("the target", expected, found.name, remedy)
 
 
@@ -260,9 +260,9 @@ def recognise(config: DominoConfig, target: PreTrainedModel) -> str | None:
         warned.update((recorded, one) for one in new)
     if new:
         warnings.warn(
-            f"This drafter was trained for {recorded.name or 'another target'}, and the target at hand has "
-            f"{', '.join(new)}. The output is the target's own all the same, but fewer drafts may be accepted: "
-            "hf_domino.check_fit(drafter, target, tokenizer) measures it.",
+            f"This drafter was trained for {recorded.name or 'another target'}, but this target has {', '.join(new)}. "
+            "The output is still the target's own, but fewer drafts may be accepted: "
+            "hf_domino.check_fit(drafter, target, tokenizer) measures how many.",
             stacklevel=2,
         )
     return ", ".join(words.values()) or None

@@ -86,7 +86,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         if self.position_weights not in ("decay", "dpace"):
             raise ValueError(f"position_weights must be decay or dpace, got {self.position_weights!r}.")
         if self.train_only not in (None, "head"):
-            raise refusal("train_only", "'head' or left out", self.train_only, "Without it, all is trained.")
+            raise refusal(
+                "train_only", "'head' or left out", self.train_only, "Without it, the whole drafter is trained."
+            )
         if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
             remedy = "Set walk_rows to 1 or more."
             raise refusal("metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy)
@@ -109,7 +111,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             return
         for name in ("train_only", "muon_learning_rate"):
             if (value := getattr(self, name)) is not None:
-                remedy = "AdamW trains an adapter, and lora_target_modules says of which layers."
+                remedy = "AdamW trains the adapter, and lora_target_modules chooses its layers."
                 raise refusal(f"{name} with use_peft", "left out", value, remedy)
         if not is_peft_available():
             raise refusal("use_peft", "False without the package peft", True, INSTALL_PEFT)

@@ -10,9 +10,9 @@ from torch import nn
 from hf_domino._common.refusal import refusal
 
 REMEDY = (
-    "Training stops here; checkpoints are from before. If that is the first step, load the target in a wider dtype "
-    "(--target_dtype float32) and set --bf16 in place of --fp16; else lower learning_rate or muon_learning_rate, or "
-    "warm up longer."
+    "Training stops; checkpoints are from before. If this is the first step, load the target in a wider dtype "
+    "(--target-dtype float32), and use --bf16 instead of --fp16. Otherwise lower learning_rate or muon_learning_rate, "
+    "or warm up longer."
 )
 
 
@@ -30,6 +30,6 @@ def check_weights(model: nn.Module, step: int) -> None:
     is_finite = torch.stack([weight.detach().isfinite().all() for weight in weights.values()]).tolist()
     names = [name for name, is_right in zip(weights, is_finite, strict=True) if not is_right]
     if names:
-        remedy = "They are not saved. Go on from an earlier checkpoint with a lower learning rate."
+        remedy = "They are not saved. Continue from an earlier checkpoint with a lower learning rate."
         found = f"nan or inf in {', '.join(names[:3])} ({len(names)} tensors)"
         raise refusal(f"the drafter's weights after step {step}", "finite", found, remedy)

@@ -18,11 +18,11 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments
 
-SAME_TEXT = "evaluation is on the training text: its figures say how well that was learned, and nothing of other text."
+SAME_TEXT = "the evaluation text is the training text, so its metrics say nothing about other text."
 FIRST_TOKENS = (
-    "The drafter proposes the first {0} tokens of the vocabulary, as nobody chose others: `hf-domino train` takes the "
-    "most frequent ones of its text; in Python, most_frequent(count_tokens(rows, vocab_size), {0}) of hf_domino.data "
-    "and DominoDraftModel.restricted do."
+    "The drafter only proposes the first {0} tokens of the vocabulary, because no others were chosen. hf-domino train "
+    "chooses the most frequent ones of its text. In Python, use most_frequent(count_tokens(rows, vocab_size), {0}) of "
+    "hf_domino.data, and DominoDraftModel.restricted."
 )
 FEW_ROWS = 64  # distinct ones; useful trainings have thousands
 
@@ -30,7 +30,9 @@ FEW_ROWS = 64  # distinct ones; useful trainings have thousands
 def sources_of(data: DataArguments) -> dict[str, Source]:
     """Where the records of `"train"`, and perhaps of `"eval"`, come from; what is no text is refused."""
     if data.train_file is None:
-        raise ValueError("train_file must be set, as --train-file or in the YAML file.")
+        raise ValueError(
+            "train_file must name a file, folder or data set, got None. Set --train-file, or do so in the YAML file."
+        )
     sources = {}
     for use in ("train", "eval"):
         name, split, most = (getattr(data, field) for field in (f"{use}_file", f"{use}_split", f"max_{use}_rows"))
@@ -70,7 +72,7 @@ def load_training_rows(
         notice(SAME_TEXT)
     if (distinct := train.counts.rows - train.counts.copies) < FEW_ROWS:
         notice(
-            f"distinct rows to train on: {distinct}. A drafter only memorises so few. "
+            f"there are only {distinct} distinct examples to train on, which a drafter just memorises. "
             "Let the target write thousands (hf-domino data), or give more of its text."
         )
     return [train, evaluation]
@@ -93,7 +95,7 @@ def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrain
         counts = count_tokens(rows, vocab_size)
         found = [most_frequent(counts, size)]
         share = counts[found[0]].sum() / max(counts.sum(), 1)
-        said = f"{share:.2%} of what the training text says, which says {int((counts > 0).sum())} of them"
+        said = f"{share:.2%} of the training text, in which {int((counts > 0).sum())} occur"
         notice(f"the draft vocabulary: {size} of {vocab_size} tokens, {said}.")
     broadcast_object_list(found)
     drafter.d2t.copy_(d2t_of(found[0], vocab_size))

@@ -58,12 +58,12 @@ def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchor
     first, second, third = timed
     a_row = max(second - first, SHORTEST) / max(few - 1, 1)  # with its first anchors
     an_anchor = max(third - second, SHORTEST) / (2 * LEAST_ANCHORS * few)
-    a_step = max(second - few * a_row, 0.0)
+    a_step = second - few * a_row
     for_rows = seconds / ENOUGH_STEPS - a_step
     num_rows = min(max(int(for_rows / a_row), few), most_rows)
     more_anchors = max(int((for_rows / num_rows - a_row) / an_anchor), 0)
     num_anchors = min(LEAST_ANCHORS + more_anchors, most_anchors)
-    taken = max(a_step + num_rows * (a_row + (num_anchors - LEAST_ANCHORS) * an_anchor), SHORTEST)
+    taken = a_step + num_rows * (a_row + (num_anchors - LEAST_ANCHORS) * an_anchor)
     num_steps = max(int(seconds / taken), 1)
     return {"max_steps": num_steps, "per_device_train_batch_size": num_rows, "num_anchors": num_anchors}
 
@@ -96,7 +96,7 @@ def follow_minutes(
     end = since + 60 * args.minutes * (1 - at_the_end)
     seconds = end - time.perf_counter()
     if seconds < max(timed):
-        remedy = f"A step takes {max(timed):.1f} s here, and loading and timing took the rest: give it more."
+        remedy = f"A step takes {max(timed):.1f} s here, and loading and timing took the rest: allow more minutes."
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
     args.__dict__.update(plan)
@@ -171,7 +171,7 @@ class StopInTime(TrainerCallback):
             control.should_training_stop = True
             notice(
                 f"the {args.minutes:g} minutes are over after {state.global_step} of {state.max_steps} steps: the "
-                "machine became slower than when its steps were timed. The learning rate has not fallen to its end."
+                "machine became slower than when its steps were timed. The learning rate has not decayed to its end."
             )
             state.max_steps = state.global_step
 
@@ -194,7 +194,7 @@ def say_what_it_takes(trainer: DominoTrainer) -> None:
     )
     if config.draft_vocab_size is None and config.vocab_size > LARGE_VOCABULARY:
         notice(
-            f"the target has {config.vocab_size:,} tokens, and most of a step is the product with all of them. "
-            f"--draft-vocab-size {USUAL_DRAFT_VOCABULARY} drafts among the most frequent ones of the text, many times "
+            f"a step spends most of its time on the product with all {config.vocab_size:,} tokens of the target. "
+            f"--draft-vocab-size {USUAL_DRAFT_VOCABULARY} only drafts the most frequent ones of the text, many times "
             "as fast."
         )

@@ -44,8 +44,8 @@ def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            expected = "a folder in which no training is at work"
-            remedy = "Wait for it, or choose another."
+            expected = "a folder that no other training writes to"
+            remedy = "Wait until it ends, or choose another."
             raise refusal("output_dir", expected, str(args.output_dir), remedy) from None
     try:
         yield
@@ -66,15 +66,15 @@ def find_checkpoint(args: DominoTrainingArguments, config: DominoConfig, overwri
     folder = Path(str(args.output_dir))
     if overwrite:
         if args.resume_from_checkpoint:
-            remedy = "Leave one of them out: a run goes on or starts again."
+            remedy = "Leave one of them out: a run continues or starts again."
             raise refusal("resume_from_checkpoint with overwrite", None, args.resume_from_checkpoint, remedy)
         return None
     checkpoint = args.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint:
         check_resumable(checkpoint, config, args)
     elif is_whole(folder):
-        remedy = f"Start from its drafter, --drafter {folder} with another output_dir, or use --overwrite true."
-        raise refusal(f"{folder}, which holds a finished run,", "with checkpoints", "none", remedy)
+        remedy = f"Train its drafter further with --drafter {folder} and another output_dir, or use --overwrite true."
+        raise refusal("output_dir", "a folder without a finished run", str(folder), remedy)
     return checkpoint
 
 
@@ -83,7 +83,7 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
     steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in Path(output_dir).glob("*-*")}
     found = sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: -int(steps[path]))
     if partial := [path.name for path in found if not is_whole(path)]:
-        notice(f"{output_dir}: unfinished {', '.join(partial)} of a run that was killed is left out.")
+        notice(f"{output_dir}: unfinished {', '.join(partial)} of an interrupted run is ignored.")
     return next((str(path) for path in found if is_whole(path)), None)
 
 

@@ -122,7 +122,7 @@ def make_trainer(
     callbacks = []
     if args.minutes is not None:
         if checkpoint:
-            remedy = "The run goes on with the plan that it began with: set the fields that it was told."
+            remedy = "The run keeps the plan that it began with: set the fields that it named."
             raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
         callbacks.append(follow_minutes(drafter, target, args, rows[0], rows[1], since))
     trainer = DominoTrainer(
@@ -169,17 +169,17 @@ def check_fields(
     """Refuse fields that name no text or do not go together, before anything is loaded."""
     sources_of(data)
     if names.drafter is not None and names.start_from_target:
-        remedy = "The drafter has weights: set one of the two."
+        remedy = "The drafter has weights already: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
         raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, "Set eval_file too.")
     overrides = shape.overrides()
     for name in ("train_only", "use_peft"):
         if names.drafter is None and (value := getattr(args, name)):
-            remedy = "Name the drafter it starts from: --drafter FOLDER."
+            remedy = "Name the drafter to start from: --drafter FOLDER."
             raise refusal(f"{name} of a new drafter", None, value, remedy)
     if args.minutes is not None and args.world_size > 1:
-        remedy = "Processes would make plans of their own: set max_steps and num_anchors."
+        remedy = "Each process would make its own plan: set max_steps and num_anchors."
         raise refusal("minutes with several processes", "left out", args.minutes, remedy)
     if args.use_peft and overrides:
         remedy = "An adapter has the shape of its drafter: leave one of them out."
@@ -194,10 +194,9 @@ def check_fields(
     if of_head and (method is None or not set(of_head) <= fields_of_head(method.config_class)):
         heads = [each.projector_type for each in config_classes() if fields_of_head(each)]
         raise ValueError(
-            f"{', '.join(of_head)} must not be set with drafter={names.drafter!r}: the "
-            f"drafter has its own shape. Only another block_size, conv_kernel_size for convolutions, "
-            f"or with projector_type={' or '.join(heads)} a new correction head for a DFlash "
-            f"drafter, goes with its weights."
+            f"{', '.join(of_head)} must be left out with drafter={names.drafter!r}, because "
+            f"the drafter has its own shape. You can only change block_size, add convolutions (conv_kernel_size), "
+            f"or give a DFlash drafter a correction head (projector_type={' or '.join(heads)})."
         )
 
 

@@ -165,7 +165,7 @@ class DominoTrainer(Trainer):
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
             check_resumable(checkpoint, self.drafter.config, self.args, self._base)
-            notice(f"training goes on from {checkpoint}.")
+            notice(f"training continues from {checkpoint}.")
         # From cached states, the target does not run.
         if self.args.distillation_weight and not isinstance(self.train_dataset, CachedRows):
             with self.accelerator.autocast():

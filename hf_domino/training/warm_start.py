@@ -20,7 +20,7 @@ from hf_domino.methods.backbone import ZeroLinear
 
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
 REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all
-REMEDY = "Leave start_from_target out: a new drafter has random weights then."
+REMEDY = "Leave start_from_target out: then a new drafter starts with random weights."
 SAME_TOL = 1e-2  # of what a layer makes in 16 bits
 
 
@@ -72,7 +72,7 @@ def _take(own: Any, other: Any, name: str) -> None:
         made = other(probe).to(own.weight)
         if (own(probe.to(own.weight)) - made).norm() <= SAME_TOL * made.norm():
             return
-    expected = f"what a {type(own).__name__} {tuple(own.weight.shape)} of 16 or 32 bits in memory makes of its weight"
+    expected = f"a plain {type(own).__name__} {tuple(own.weight.shape)} of 16 or 32 bits in memory, without additions"
     raise refusal(
         f"{name} of a target to start from", expected, f"{type(other).__name__} {tuple(weight.shape)}", REMEDY
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 
@@ -17,8 +17,7 @@ from hf_domino.evaluation.benchmark.options import BASELINE, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
-from hf_domino.publishing.released import read_released
-from study.page import signed
+from hf_domino.publishing.released import ReleasedDrafter, read_released
 from study.plan import load_study
 from study.rows import of_budget
 from study.rows import read_rows as read_runs
@@ -28,7 +27,8 @@ from study.summary import summarize as summarize_runs
 EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static, full blocks"  # of model_cards/workshop/benchmarks/pairs.py
-REMOVED = ("medusa", "lookahead", "early_exit")  # no longer in the package: pages leave their results out
+REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
+NOT_SHOWN = (*REMOVED, "native")  # Transformers' own loop with our baseline: notebooks show it
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -77,39 +77,41 @@ def methods(folder: Path, files: Sequence[str]) -> str:
     body = [
         [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
         for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
-        if method != BASELINE and not method.startswith(REMOVED)
+        if method != BASELINE and not method.startswith(NOT_SHOWN)
     ]
     origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"
 
 
 def released(folder: Path, files: Sequence[str]) -> str:
-    """The released drafters in a FILE; with `tested` behind it one for each target, which we ran or tested."""
+    """The released drafters in a FILE: with `tested`, one for each target that we ran or tested; else the others."""
     known = read_released(folder / files[0])
+    tested = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
     if "tested" in files:
-        known = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
-    lines = ["| target | drafter | method | block | tokens a round, by its card | |", "|---|---|---|---:|---:|---|"]
+        body = [[f"`{one.target}`", f"`{one.drafter}`", _title(one)] for one in tested]
+        return _text_table(["target", "drafter", "method"], body)
+    body = []
     for one in known:
-        length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
-        title = DominoConfig.of_method(one.method).title
-        mark = one.mark if one.mode is None else f"{one.mark}; {one.mode}"
-        lines.append(f"| `{one.target}` | `{one.drafter}` | {title} | {one.block_size or ''} | {length} | {mark} |")
-    return "\n".join(lines) + "\n"
+        if one not in tested:
+            length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
+            mark = one.mark if one.mode is None else f"{one.mark}; {one.mode}"
+            body.append([f"`{one.target}`", f"`{one.drafter}`", _title(one), length, mark])
+    return _text_table(["target", "drafter", "method", "tokens a round, by its card", ""], body)
 
 
 def contexts(folder: Path, files: Sequence[str]) -> str:
     """Acceptance and the time of a draft by the length of the prompt, without a window and with one."""
     rows = [row for name in files for row in read_runs(folder / name)]
     window = max(row["window"] or 0 for row in rows)
-    pairs = [name for figure in ("tokens a round", "ms a draft", "MB kept") for name in (figure, f"window {window}")]
+    pairs = [name for figure in ("tokens a round", "ms a draft") for name in (figure, f"window {window}")]
     head = ["tokens of the prompt", *pairs]
     lines = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for length in sorted({row["context"] for row in rows}):
         cells = [f"{length:,}"]
-        for field, digits, scale in (("acceptance_length", 2, 1), ("draft_ms", 1, 1), ("context_bytes", 1, 2**-20)):
+        for field, digits in (("acceptance_length", 2), ("draft_ms", 1)):
             for has_window in (False, True):
                 here = [row for row in rows if row["context"] == length and (row["window"] is not None) == has_window]
-                cells.append(f"{scale * sum(row[field] for row in here) / len(here):.{digits}f}")
+                cells.append(f"{sum(row[field] for row in here) / len(here):.{digits}f}")
         lines.append("| " + " | ".join(cells) + " |")
     first = rows[0]
     equal = sum(row["equals_plain"] for row in rows)
@@ -150,14 +152,14 @@ def break_even(folder: Path, files: Sequence[str]) -> str:
         for method in ("static, compiled", "static, graphs"):
             for delay in (0, 2) if method in took else ():
                 total = took[method] + delay
-                gains = [f"{length * step / total:.2f} x" for length in (2, 4, 6)]
+                gains = [f"{length * step / total:.2f} x" for length in (2, 4)]
                 body.append([f"{size} at once, {method}, n = {delay} ms", f"{total / step:.2f}", *gains])
-    head = ["break-even L", "S at L = 2", "S at L = 4", "S at L = 6"]
+    head = ["break-even L", "S at L = 2", "S at L = 4"]
     return f"{markdown_table(head, body)}\n"
 
 
 def kinds(folder: Path, files: Sequence[str]) -> str:
-    """Acceptance length and training time of each method, a column for each STUDY, FILE and budget in turn.
+    """Acceptance length and training time of each published method, a column for each STUDY, FILE and budget in turn.
 
     Of runs at several learning rates (`eagle3`, `eagle3_rate_3`) the best one counts.
     """
@@ -167,30 +169,12 @@ def kinds(folder: Path, files: Sequence[str]) -> str:
         column = columns[f"{rows[0]['target']}, {rows[0]['steps']} steps"] = {}
         for one in sorted(summarize_runs(load_study(folder / study_file), rows), key=lambda one: one.acceptance_length):
             column[one.variant.partition("_rate_")[0]] = one
-    found = {name for column in columns.values() for name in column if not name.startswith(REMOVED)}
-    names = sorted(found, key=_published_first)
-    body = [[f"`{name}`", *(_length_and_time(column.get(name)) for column in columns.values())] for name in names]
+    as_published = {name for column in columns.values() for name in column if "_" not in name} - {*REMOVED}
+    body = [
+        [f"`{name}`", *(_length_and_time(column.get(name)) for column in columns.values())]
+        for name in sorted(as_published)
+    ]
     return markdown_table(list(columns), body)
-
-
-def variants(folder: Path, files: Sequence[str]) -> str:
-    """Which variants of a STUDY differ by more than chance, and by how much, in a FILE's rows of one budget."""
-    rows = of_budget(read_runs(folder / files[1]), files[2])
-    found = [(one, one.difference) for one in summarize_runs(load_study(folder / files[0]), rows) if one.difference]
-    found.sort(key=lambda pair: -pair[1].mean)
-    unclear = ", ".join(f"`{one.variant}`" for one, difference in found if not difference.is_clear)
-    body, first = [], rows[0]
-    for one, difference in found:
-        if difference.is_clear:
-            over = f" compared with `{difference.against}`" if difference.against != first["variant"] else ""
-            cell = f"{signed(difference.mean)} ± {difference.error:.2f}{over}"
-            body.append([f"{one.question} (`{one.variant}`)", cell])
-    return (
-        f"{markdown_table(['difference in tokens a round'], body)}\n"
-        f"- No clear difference: {unclear}.\n"
-        f"- [{Path(files[1]).name}]({files[1]}): {len(rows)} runs of {first['steps']} steps for {first['target']}, "
-        f"{_machine(first)}.\n"
-    )
 
 
 def trained(folder: Path, files: Sequence[str]) -> str:
@@ -256,22 +240,18 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (
-    speed,
-    gain,
-    gpu,
-    methods,
-    released,
-    contexts,
-    rounds,
-    break_even,
-    kinds,
-    variants,
-    trained,
-    minutes,
-    rollouts,
-)
+TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, minutes, rollouts)
 RENDERED = {function.__name__: function for function in TABLES}
+
+
+def _text_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """A table of words, which are aligned to the left."""
+    lines = [head, ["---"] * len(head), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _title(drafter: ReleasedDrafter) -> str:
+    return DominoConfig.of_method(drafter.method).title
 
 
 def _machine(row: Row) -> str:
@@ -348,11 +328,6 @@ def _is_on_gpu(rows: Sequence[Row]) -> bool:
 def _speed_on_gpu(rows: Sequence[Row], method: str, mode: str) -> str:
     speeds = [row["tokens_per_second"] for row in rows_of(rows, method, mode)]
     return f"{geometric_mean(speeds):.0f} ({speed_ratio(rows, method, COMPILED, mode)[0]:.2f})" if speeds else ""
-
-
-def _published_first(name: str) -> tuple[bool, str]:
-    """The methods as published come before those that were enlarged or trained for longer."""
-    return "_" in name, name
 
 
 def _length_and_time(one: Summary | None) -> str:

@@ -66,12 +66,12 @@ def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--prompts nowhere.jsonl", "--prompts must be a file of records, got 'nowhere.jsonl': there is none"),
+        ("--prompts nowhere.jsonl", "--prompts must be a file of records, got 'nowhere.jsonl': it does not exist"),
         ("--prompts .", "--prompts must be a file of records, got '.': it is a folder"),
         ("--exclude .", "--exclude must be a file of records, got '.': it is a folder"),
         ("--max-length 5", "max_length must be above 6"),
         ("--num-eval-examples 3 --num-examples 3", "eval_rows must be at least 0 and below rows=3, got 3"),
-        ("--seed -1", "seed must be in [0, 4294967295], got -1. Choose another seed (--seed)."),
+        ("--seed -1", "seed must be in [0, 4294967295], got -1. Choose another value (--seed)."),
         ("--threads 0", "--threads: must be a number in [1, 1024], got '0'"),
         ("--template-kwargs [1]", "template_kwargs must be a JSON object, got [1]"),
         ("--max-new-tokens 300", "must be below 256, all the target reads, got 300. Let it write shorter answers"),
@@ -88,5 +88,5 @@ def test_wrong_input_is_said_before_anything_is_written(flags, message, data, tm
 
 def test_a_base_model_is_told_that_it_needs_prompts(saved_pair, tmp_path, capsys):
     assert main(["data", "--target", str(saved_pair[0]), "--output", str(tmp_path / "data")]) == 2
-    assert "pass rows with `prompt` for it to continue (--prompts FILE --plain)" in capsys.readouterr().err
+    assert "pass records with `prompt`, which the target continues (--prompts FILE --plain)" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

@@ -57,7 +57,7 @@ def test_a_drafter_to_continue(recipe, train, saved_pair, caplog):
     assert train(recipe, "--max_steps=1") == 0
     assert "training goes on" not in caplog.text
     assert train(recipe, "--max_steps=2") == 0
-    assert "training goes on from" in caplog.text  # its own checkpoint
+    assert "training continues from" in caplog.text  # its own checkpoint
 
 
 def test_yaml_is_converted_like_flags(recipe, tmp_path):
@@ -115,12 +115,12 @@ def test_a_recipe_that_is_no_yaml_is_named(content, tmp_path, capsys):
     [
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"learning_rate": "fast"}, "argument --learning_rate/--learning-rate: invalid float value: 'fast'"),
-        ({"target": None}, "target must be set"),
+        ({"target": None}, "target must be a folder or a Hub name, got None"),
         ({"target": "./none"}, "target must be a folder or a Hub name, got './none'"),
-        ({"train_file": None}, "train_file must be set"),
+        ({"train_file": None}, "train_file must name a file, folder or data set, got None"),
         (
             {"train_file": "none.jsonl"},
-            "train_file (--train-file) must be a file of records, got 'none.jsonl': there is none",
+            "train_file (--train-file) must be a file of records, got 'none.jsonl': it does not exist",
         ),
         ({"train_file": "folder"}, "train_file (--train-file) must be a folder with a data set, or a name on the Hub"),
         (
@@ -134,7 +134,7 @@ def test_a_recipe_that_is_no_yaml_is_named(content, tmp_path, capsys):
         ({"max_eval_rows": 0}, "max_eval_rows must be at least 1, got 0"),
         ({"chat_template_kwargs": "no"}, "chat_template_kwargs must be a JSON object, got 'no'"),
         ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
-        ({"drafter": "folder"}, "must not be set with drafter='folder'"),
+        ({"drafter": "folder"}, "must be left out with drafter='folder'"),
         ({"markov_rank": 8}, "markov_rank of a Domino drafter must be left out, got 'given'. It has no such part."),
         ({"projector_type": "dspark", "emb_dim": 8}, "emb_dim of a DSpark drafter must be left out"),
         ({"max_steps": -7}, "max_steps must be at least 1, or -1 for num_train_epochs, got -7"),

@@ -153,11 +153,11 @@ def test_a_reply_that_cannot_be_parsed_is_kept_as_its_words(said, answer, markin
 def test_a_chat_ends_where_the_template_refuses_what_the_target_wrote(answer, marking_tokenizer):
     (result,), _, _ = answer([{"messages": TWO_TURNS}], say_with_reasoning, REFUSES + TEMPLATE, marking_tokenizer)
     assert result["flaw"] == "refused by the chat template"
-    assert result["refusal"] == "prompt 1: field `messages`: the chat template refuses it: no markers in content"
+    assert result["refusal"] == "prompt 1: field `messages`: the chat template rejects it: no markers in content"
 
 
 def test_a_prompt_that_the_template_refuses_stops_the_run(answer, marking_tokenizer):
-    with pytest.raises(ValueError, match=r"prompt 1: .* the chat template refuses it: no markers"):
+    with pytest.raises(ValueError, match=r"prompt 1: .* the chat template rejects it: no markers"):
         answer([{"prompt": "<think>"}], say_with_reasoning, REFUSES + TEMPLATE, marking_tokenizer)
 
 

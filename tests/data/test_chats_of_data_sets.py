@@ -153,7 +153,7 @@ def test_a_null_that_somebody_wrote_is_learned(suffix, tokenizer, tmp_path):
 
 def test_a_slow_tokenizer_is_said(rows_of, tokenizer, monkeypatch):
     monkeypatch.setattr(type(tokenizer), "is_fast", False)
-    with pytest.raises(ValueError, match=r"`messages` needs a fast tokenizer, .* save it as a fast one"):
+    with pytest.raises(ValueError, match=r"`messages` needs a fast tokenizer, .* save it as a fast tokenizer"):
         rows_of([{"messages": [USER, ANSWER]}], tokenizer)
 
 

@@ -88,7 +88,10 @@ STRINGS = {"prompt": "a", "completion": "b"}
     [
         ({**IDS_OF_FIVE, "labels": [-100, 5, 6, 7, 9]}, "`labels` must be 5 numbers, -100 or that of `input_ids`"),
         ({**IDS_OF_FIVE, "completion_mask": [1]}, "`completion_mask` must be 5 numbers, 0 or 1"),
-        ({**IDS_OF_FIVE, "attention_mask": [1, 0, 1, 1, 1]}, "`attention_mask` must be 0 on padding alone"),
+        (
+            {**IDS_OF_FIVE, "attention_mask": [1, 0, 1, 1, 1]},
+            "`attention_mask` must be 0 only before and after the text",
+        ),
         ({**IDS_OF_FIVE, "position_ids": [0, 1, 0, 1, 2]}, "`position_ids` changes what the target reads"),
         ({**IDS_OF_FIVE, "weight": 0.5}, "`weight` must be 0 or 1"),
         ({"messages": MESSAGES, "weight": 0.5}, "`weight` must be 0 or 1 .*, got 0.5"),
@@ -103,7 +106,7 @@ STRINGS = {"prompt": "a", "completion": "b"}
         ({"messages": MESSAGES, "system": "a", "system_prompt": "b"}, "must be one string"),
         (
             {"messages": [{"role": "system", "content": "other"}, *MESSAGES], "system": "sys"},
-            "`system` must be the chat's own system turn, got sys",
+            "`system` must equal the chat's own system turn, got sys",
         ),
         ({"messages": MESSAGES, "chat_template_kwargs": "calm"}, "`chat_template_kwargs` must be an object, or JSON"),
         (

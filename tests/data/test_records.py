@@ -52,7 +52,7 @@ def test_several_files_are_read_as_one(tmp_path, word_tokenizer):
     files[1].write_text('[{"text": "t6 t7"}, {"text": "t8 t9"}]')
     assert ids(files, word_tokenizer) == [[4, 5], [6, 7], [8, 9]]
     assert ids(files, word_tokenizer, max_rows=2) == [[4, 5], [6, 7]]
-    with pytest.raises(FileNotFoundError, match="no training file at"):
+    with pytest.raises(FileNotFoundError, match="the training file must exist, got"):
         ids([*files, tmp_path / "none.jsonl"], word_tokenizer)
     with pytest.raises(ValueError, match=r"files of records must be files, got .*from_dataset"):
         ids(tmp_path, word_tokenizer)

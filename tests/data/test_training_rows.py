@@ -119,7 +119,7 @@ def test_chats_of_other_shapes(record, rows, template, rows_of):
         ({"text": 3}, {}, "`text` must be a string, got 3"),
         ({"prompt": "t4"}, {}, "`completion` must be a string, .* Let the target write the answer"),
         ({"messages": MESSAGES}, {}, "needs a tokenizer with a chat template"),
-        ({"messages": MESSAGES}, {"template": REFUSING_TEMPLATE}, "the chat template refuses it: roles must alternate"),
+        ({"messages": MESSAGES}, {"template": REFUSING_TEMPLATE}, "the chat template rejects it: roles must alternate"),
         ({"input_ids": [4, "a"]}, {}, "`input_ids` must be a list of token ids"),
         ({"input_ids": [4, 5], "prompt_length": 3}, {}, r"`prompt_length` must be in \[0, 2\], got 3"),
         ({"input_ids": [4, 5], "loss_mask": [1]}, {}, "`loss_mask` must be 2 numbers, 0 or 1"),

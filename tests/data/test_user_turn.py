@@ -33,7 +33,7 @@ def test_the_opening_ends_where_the_users_words_would_begin(template, system, kw
         (TURNS + TURNS + GENERATION, "shows a user's words once"),
         ("hello" + GENERATION, "shows a user's words once"),
         (TEMPLATE.replace("<eos>", " end."), "what ends a user's turn .* must be a special token, got ' end."),
-        ("{{ raise_exception('no') }}", "the chat template refuses it: no"),
+        ("{{ raise_exception('no') }}", "the chat template rejects it: no"),
     ],
     ids=["none", "twice", "never", "plain text", "raises"],
 )

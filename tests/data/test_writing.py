@@ -100,7 +100,7 @@ def test_a_target_that_repeats_itself_is_given_beginnings_and_too_few_prompts_ar
     assert "Only 12% of the prompts that the target wrote are kept (7 copy)" in caplog.text
     report = write("few", say=lambda text, row, seed: word_of(row, seed) + "~" * (row > 0))
     assert report["prompts"]["kept, all distinct"] < 12
-    assert "of 12 prompts after 4 rounds" in caplog.text
+    assert "of 12 prompts were kept after 4 attempts" in caplog.text
 
 
 def test_prompts_of_a_file(write, tmp_path):
@@ -119,8 +119,8 @@ def test_chats_that_the_template_refuses_are_dropped_and_said(write, tmp_path, c
     prompts = [write_lines(tmp_path / "prompts.jsonl", [{"messages": turns}, {"prompt": "ac"}])]
     report = write(say=lambda *_: "no", prompts=prompts, template=refuses + TEMPLATE)
     assert report["answers"]["dropped"] == {"refused by the chat template": 1}
-    assert report["answers"]["first refusal"].endswith("the chat template refuses it: no such word")
-    assert "1 chats are dropped: what the target wrote does not go back into one. prompt 1: " in caplog.text
+    assert report["answers"]["first refusal"].endswith("the chat template rejects it: no such word")
+    assert "1 chats are dropped, because the template rejects what the target wrote. prompt 1: " in caplog.text
 
 
 def test_answers_that_do_not_end_are_kept_where_asked_for_or_said_to_be_lost(write, tmp_path, caplog):
@@ -133,7 +133,7 @@ def test_answers_that_do_not_end_are_kept_where_asked_for_or_said_to_be_lost(wri
     lost = {"keep_unended": False}
     assert write(say=say, prompts=prompts, settings=lost)["answers"]["dropped"] == {"unended": 3}  # read anew
     assert "Only 1 of 4 answers are kept (dropped: 3 unended)" in caplog.text
-    said = r"train.jsonl has no row: 1 of 4 .*: raise it, or pass --keep-unended. .* lower eval_rows \(--eval-rows\)"
+    said = r"train.jsonl must hold an example, got none: 1 of 4 .* pass --keep-unended. .* --num-eval-examples"
     with pytest.raises(ValueError, match=said):
         write(say=say, prompts=prompts, settings=lost | {"eval_rows": 1})
     assert json.loads((tmp_path / "data/report.json").read_text())["answers"]["kept"] == 1
@@ -163,5 +163,6 @@ def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(field, value):
-    with pytest.raises(ValueError, match=rf"^{field} must be .* \(--{field.replace('_', '-')}\)"):
+    flag = {"rows": "num-examples", "eval_rows": "num-eval-examples"}.get(field, field.replace("_", "-"))
+    with pytest.raises(ValueError, match=rf"^{field} must be .* \(--{flag}\)"):
         WritingSettings(**{field: value})

@@ -35,7 +35,7 @@ BROKEN = [
     ("vllm", DSPARK, {"markov_head_type": "gated"}, "markov_head_type"),
     ("vllm", stored_config(MARKOV, "speculators"), {"markov_head_type": "rnn"}, "markov_head_type"),
     ("vllm", DFLASH2, {"dflash_config.conv_kernel_size": None}, "conv_kernel_size"),
-    *(("vllm", stored, {"conv_kernel_size": 2}, "conv_kernel_size") for stored in (DOMINO, SERVED, DSPARK)),
+    ("vllm", DSPARK, {"conv_kernel_size": 2}, "conv_kernel_size"),
     *(("vllm", stored, {"input_embedding_scale": 2.0}, "input_embedding_scale") for stored in (DOMINO, SERVED, DSPARK)),
     ("sglang", DSPARK, {"conv_kernel_size": 2}, "conv_kernel_size"),
     *(("sglang", stored, {"output_multiplier": 0.5}, "output_multiplier") for stored in (DOMINO, SERVED, DSPARK)),
@@ -61,10 +61,14 @@ def test_not_taken(engine, stored, change, field):
 
 
 @pytest.mark.parametrize("kind", ["domino", "dflash"])
-def test_convolutions_are_taken_by_sglang_alone(kind):
+def test_convolutions_are_taken_by_sglang_and_vllm(kind):
     fields = {"pure_draft_prefix_len": 1} if kind == "domino" else {"shift_label": False}
     config = DominoConfig(projector_type=kind, conv_kernel_size=2, **fields)
-    assert [name for name, reasons in refusals(stored_config(config), config).items() if not reasons] == ["sglang"]
+    assert [name for name, reasons in refusals(stored_config(config), config).items() if not reasons] == [
+        "sglang",
+        "vllm",
+    ]
+    assert ENGINES["vllm"].plugin_for(config) == ENGINES["vllm"].plugin
 
 
 def test_what_we_write_breaks_no_rule_that_writing_can_keep():

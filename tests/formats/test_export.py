@@ -112,7 +112,7 @@ DFLASH = {"projector_type": "dflash"}
         ({}, {"dtype": "int8"}, "dtype must be one of .* got 'int8'"),
         ({}, {"engine": "tgi"}, "engine must be one of .* got 'tgi'"),
         ({}, {"engine": "sglang"}, "SGLang .*: pure_draft_prefix_len must be 1, got 0.* Train with"),
-        (CONVOLVED, {"engine": "vllm"}, "vLLM .*: conv_kernel_size must be absent, got 2"),
+        ({"output_multiplier": 0.5}, {"engine": "vllm"}, "vLLM .*: output_multiplier must be absent, got 0.5"),
         ({}, {"engine": "dflash"}, "dflash .*: projector_type must be 'dflash', got 'domino'"),
     ],
 )
@@ -124,7 +124,7 @@ def test_refused_before_anything_is_written(tiny_qwen3, tmp_path, fields, option
 
 def test_a_folder_that_is_not_empty(tiny_drafter, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"the folder to export to must be empty, got .* or overwrite=True"):
+    with pytest.raises(ValueError, match=r"the folder to export to must be empty, got .* or pass overwrite=True"):
         tiny_drafter.export(tmp_path)
     with pytest.raises(ValueError, match=r"to must be a folder that can be written to, got '.*notes.txt'"):
         tiny_drafter.export(tmp_path / "notes.txt", overwrite=True)

@@ -173,7 +173,7 @@ def test_a_name_that_was_downloaded_needs_no_hub(hub, monkeypatch):
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (refused(RepositoryNotFoundError), "the Hub does not know it, or not for you"),
+        (refused(RepositoryNotFoundError), "the Hub does not have it, or does not show it to you"),
         (ConnectionError("no network"), r"the Hub does not answer \(no network\)"),
     ],
 )

@@ -182,7 +182,7 @@ def test_what_is_loaded(published, loaded, server, tiny_qwen3):
     # What cannot be downloaded has one clear error.
     assert "gated repo" in loaded["gated"]
     for how, reason in (("short", "should be of size 33896 but has size 16948"), ("broken", "closed connection")):
-        assert f"ValueError: model-00001-of-00003.safetensors of org/{how} must be downloaded whole" in loaded[how]
+        assert f"ValueError: model-00001-of-00003.safetensors of org/{how} must be downloaded completely" in loaded[how]
         assert reason in loaded[how]
     assert "model-00001-of-00003.safetensors of the checkpoint must be a whole safetensors file" in loaded["garbled"]
 

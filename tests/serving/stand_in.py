@@ -15,6 +15,8 @@ PREFIX = "vllm."
 class Backbone:
     """Gives draft hidden states that were put there, and context keys as vLLM's kernel on a CPU."""
 
+    decoder_layer_cls = "of DFlash"
+
     def __init__(self, target, k_norms):
         self.embed_tokens = target.get_input_embeddings()
         self.hidden: torch.Tensor | None = None  # [N, H]
@@ -29,10 +31,12 @@ class Backbone:
 class DFlashQwen3ForCausalLM(torch.nn.Module):
     """The base class: a target's lm_head, and the weights that it was given."""
 
+    model_cls = Backbone
+
     def __init__(self, *, vllm_config, prefix=""):
         super().__init__()
         self.lm_head = vllm_config.target.lm_head
-        self.model = Backbone(vllm_config.target, vllm_config.k_norms)
+        self.model = self.model_cls(vllm_config.target, vllm_config.k_norms)
         self.loaded: dict[str, torch.Tensor] = {}
 
     def forward(self, input_ids, positions, inputs_embeds=None):
@@ -74,6 +78,7 @@ def install(monkeypatch, version="0.32.0", **modules: Any) -> None:
         "model_executor": {"__path__": []},
         "model_executor.models": {"__path__": []},
         "model_executor.models.qwen3_dflash": {"DFlashQwen3ForCausalLM": DFlashQwen3ForCausalLM},
+        "model_executor.models.qwen3_dflash2": {"DFlash2Qwen3DecoderLayer": "of DFlash 2"},
     }
     for name, values in contents.items():
         module = ModuleType((PREFIX + name).removesuffix("."))

@@ -1,11 +1,13 @@
 """Which folders are served, and which settings and targets are refused by name."""
 
+import re
+
 import pytest
 from builders import TINY, build_drafter
 from transformers import Gemma3TextConfig, Qwen3Config
 
 from hf_domino import DominoConfig
-from hf_domino.formats.exporting import stored_config
+from hf_domino.formats.exporting import refusals, stored_config
 from hf_domino.serving.settings import READ, TESTED, check_settings, check_target, served_config, version_notice
 from hf_domino.target.identity import config_digest
 
@@ -37,9 +39,10 @@ PLAIN = DominoConfig(projector_type="dflash", shift_label=False)
     [
         stored_config(PLAIN) | {"mask_token_id": 7, "rope_theta": 1, "quantization_config": {}},  # it is not judged
         stored_config(PLAIN, "speculators"),
+        stored_config(DominoConfig(projector_type="dflash2", conv_kernel_size=2, shift_label=False)),
         {"architectures": ["LlamaForCausalLM"]},
     ],
-    ids=["specforge", "speculators", "none"],
+    ids=["specforge", "speculators", "dflash2", "none"],
 )
 def test_other_peoples_drafters_are_left_to_vllm(stored):
     assert served_config(stored) is None
@@ -94,8 +97,23 @@ def test_versions_that_were_not_tested_are_said():
     assert all(part in notice for part in (*TESTED, *READ, "0.40.1"))
 
 
-def test_what_only_this_package_computes_is_refused():
-    stored = stored_config(DominoConfig(block_size=8))
-    stored["dflash_config"]["conv_kernel_size"] = 2
-    with pytest.raises(ValueError, match="conv_kernel_size of a drafter for vLLM must be None, got 2"):
+@pytest.mark.parametrize(
+    "fields", [{}, {"projector_type": "dflash"}, {"projector_type": "dflash", "shift_label": False}]
+)
+def test_convolutions_are_served(fields):
+    config = DominoConfig(conv_kernel_size=2, **fields)
+    told = served_config(Qwen3Config.from_dict(stored_config(config)).to_dict())
+    assert (told.conv_kernel_size, told.conv_group_size) == (2, config.conv_group_size)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [{"input_embedding_scale": 2.0}, {"layer_fusion": True}, {"output_multiplier": 0.5}, {"hidden_act": "gelu"}],
+)
+@pytest.mark.parametrize("kind", ["domino", "dflash"])
+def test_export_and_the_plugin_refuse_the_same_in_the_same_words(kind, broken):
+    config = DominoConfig(projector_type=kind, **broken)
+    stored = stored_config(config)
+    (reason,) = refusals(stored, config)["vllm"]
+    with pytest.raises(ValueError, match=f"^{re.escape(str(reason))}$"):
         served_config(stored)

@@ -78,6 +78,16 @@ def test_weights_that_vllm_knows_are_handed_on(served, tiny_llama, tmp_path):
     assert {f"head.{name}" for name in heads} <= model.state_dict().keys()
 
 
+@pytest.mark.parametrize(("kind", "shift_label"), [("domino", True), ("dflash", True), ("dflash", False)])
+def test_convolutions_are_run_by_the_layers_of_vllms_dflash2(served, tiny_llama, tmp_path, kind, shift_label):
+    shape = {"projector_type": kind, "shift_label": shift_label}
+    plain = loaded(served, tiny_llama, build_drafter(tiny_llama, projector_type=kind), tmp_path)
+    convolved = build_drafter(tiny_llama, conv_kernel_size=2, conv_group_size=8, **shape)
+    model = loaded(served, tiny_llama, convolved, tmp_path)
+    assert (plain.model.decoder_layer_cls, model.model.decoder_layer_cls) == ("of DFlash", "of DFlash 2")
+    assert {name for name in convolved.state_dict() if "_conv." in name} <= model.loaded.keys()
+
+
 @pytest.mark.parametrize("has_norms", [True, False])
 def test_plain_dflash_is_untouched(served, tiny_llama, monkeypatch, has_norms):
     if not has_norms:  # of another version

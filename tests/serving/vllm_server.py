@@ -1,16 +1,21 @@
 """Start vLLM's server without a drafter and with it, ask it, and compare its texts and rounds with ours.
 
-A drafter that is read wrongly writes the same text in more rounds, so rounds decide as much as texts do.
+A drafter that is read wrongly writes the same text in more rounds, so rounds decide as much as texts do. This command
+writes the rows of a pair's `serving.jsonl`, with the first 50 prompts of the target's folder:
+
+    python tests/serving/vllm_server.py FOLDER/bin/python --target TARGET --drafter DRAFTER > serving.jsonl
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import urllib.request
@@ -25,8 +30,10 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from hf_domino._common.dtypes import dtype_of
+from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.prompts import encode
-from hf_domino.pair import Pair
+from hf_domino.pair import PROMPTS, Pair, load_pair, read_prompts
 
 MODULE = "vllm.entrypoints.openai.api_server"  # `vllm serve` wants a package that is called vllm; CPU builds are not
 MODEL = "target"  # what requests call it
@@ -202,3 +209,42 @@ def faults(legs: Sequence[Leg], dtype: str) -> list[str]:
         if dtype == EXACT and leg.rounds > (1 + MOST_MORE_ROUNDS) * ours.rounds:
             found.append(f"{together} the server needed {leg.rounds} rounds, we {ours.rounds}: it drafts otherwise.")
     return found
+
+
+def main() -> None:
+    """Write the rows of a pair to stdout, without the texts, and what is wrong with them to stderr."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("python", help="a Python with vLLM, as environment.sh makes it")
+    parser.add_argument("--target")
+    parser.add_argument("--drafter")
+    parser.add_argument("--dtype", default=EXACT)
+    parser.add_argument("--num-prompts", type=int, default=50)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    parser.add_argument("--at-once", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--timed", action="store_true", help="write seconds, too; they need a machine that is idle")
+    parser.add_argument("--flags", nargs=argparse.REMAINDER, default=["--enforce-eager"], help="of the server; last")
+    options = parser.parse_args()
+    pair = load_pair(options.target, options.drafter, dtype=dtype_of(options.dtype))
+    most = str(max(options.at_once))
+    flags = ["--dtype", options.dtype, "--generation-config", "vllm", "--max-num-seqs", most, *options.flags]
+    count = pair.drafter.config.block_size - 1
+    told = {"target": pair.name, "dtype": options.dtype, "num_proposals": count, "flags": flags}
+    legs = check_server(
+        pair,
+        read_prompts(pair.folder / PROMPTS)[: options.num_prompts],
+        python=options.python,
+        dtype=options.dtype,
+        num_proposals=count,
+        max_new_tokens=options.max_new_tokens,
+        at_once=options.at_once,
+        flags=flags,
+    )
+    left_out = () if options.timed else ("seconds", "tokens_per_second")
+    for row in rows(legs):
+        written = {name: value for name, value in row.items() if name not in left_out}
+        print(json.dumps(written | told | provenance()))
+    print(*faults(legs, options.dtype), sep="\n", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -158,7 +158,7 @@ def test_weights_that_cannot_be_read(tiny_qwen3, recorded, tmp_path):
 def test_another_target_is_warned_about_once(tiny_qwen3, recorded):
     other = named(other_weights(tiny_qwen3), "house/other")
     (warning,) = said(other, recorded)
-    assert "trained for house/tiny, and the target at hand has name house/other (recorded: house/tiny)" in warning
+    assert "trained for house/tiny, but this target has name house/other (recorded: house/tiny)" in warning
     assert "weights digest" in recorded.stats.target
     assert said(other, recorded) + said(other, recorded.view(draft_pool_size=4)) == []
     tuned = named(other_weights(tiny_qwen3), "house/tiny")

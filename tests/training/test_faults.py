@@ -13,7 +13,7 @@ def trains(target, make_drafter, make_trainer, greedy_rows):
 
 def test_the_first_loss_that_is_not_finite(target, trains):
     target.lm_head.weight[7].data.fill_(float("nan"))
-    with pytest.raises(ValueError, match=r"the loss of step 1 must be finite, got nan\. .*--target_dtype float32"):
+    with pytest.raises(ValueError, match=r"the loss of step 1 must be finite, got nan\. .*--target-dtype float32"):
         trains(0.0)
     with pytest.raises(ValueError, match="the target's logits must be finite, got 'nan or inf'"):
         trains(0.5)

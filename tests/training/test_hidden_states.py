@@ -139,12 +139,12 @@ def test_what_does_not_belong_is_refused(target, make_drafter, greedy_rows, cach
         lambda: CachedRows([greedy_rows[0], {"input_ids": [5, 6]}], path, target, drafter.config),
     )
     refuses(
-        r"cache_dtype must be 'float32', with which .* got 'bfloat16'. Delete .*states",
+        r"cache_dtype must be 'float32', the dtype of .* got 'bfloat16'. Delete .*states",
         lambda: StateWriter(target, drafter.config, path),
     )
     layers = r"target_layer_ids must be .*, got \[0, 1\]. Delete .*states"
     refuses(layers, lambda: read(other.config))
-    without = "with the final one, which distillation reads, got 'without'"
+    without = "written with final=True for distillation, got 'without'"
     refuses(without, lambda: read(final=True))
     target.model.layers[0].mlp.up_proj.weight.data.normal_()
     refuses(r"the target's weights_digest must be .* Delete .*states", read)

@@ -21,7 +21,7 @@ def write(tmp_path):
 def test_an_evaluation_on_the_training_text_is_said(recipe, train, write, caplog, tmp_path):
     file = write("train.jsonl", {"input_ids": [5]}, *({"input_ids": [5, 6, token]} for token in range(7, 15)))
     assert train(recipe | {"train_file": file, "eval_file": file, "max_steps": 1, "walk_rows": 0}) == 0
-    assert "evaluation is on the training text" in caplog.text
+    assert "the evaluation text is the training text" in caplog.text
     card = (tmp_path / "run" / "README.md").read_text()
     assert "| train rows | 8 |" in card
     assert "| train rows left out | 1 |" in card
@@ -51,4 +51,4 @@ def test_few_distinct_rows_are_said_before_training(others, recipe, train, write
     texts = [{"input_ids": [5, 6, 4 + index % 8, 4 + index // 8]} for index in range(others)]
     recipe |= {"train_file": write("train.jsonl", *texts, texts[0]), "eval_file": None, "max_steps": 1}
     assert train(recipe) == 0
-    assert ("distinct rows to train on: 3. A drafter only memorises so few" in caplog.text) == (others == 3)
+    assert ("there are only 3 distinct examples to train on" in caplog.text) == (others == 3)

@@ -66,7 +66,10 @@ def test_a_drafter_goes_on_with_longer_blocks_and_convolutions(start, train, tmp
         ({"train_only": "head"}, "must be one with a correction head, got 'DFlash'"),
         ({"train_only": "backbone"}, "train_only must be 'head' or left out, got 'backbone'"),
         ({"eval_strategy": "epoch", "eval_file": None}, "eval_strategy must be no without eval_file, got 'epoch'"),
-        ({"shift_label": True, "projector_type": "domino"}, "the drafter has its own shape. Only another block_size"),
+        (
+            {"shift_label": True, "projector_type": "domino"},
+            "the drafter has its own shape. You can only change block_size",
+        ),
     ],
 )
 def test_what_cannot_be_trained_so_is_refused(change, message, start, train, capsys):

@@ -57,7 +57,7 @@ def test_a_finished_run_trains_no_more_until_more_is_asked(finished, recipe, tra
     for checkpoint in finished.glob("checkpoint-*"):
         checkpoint.rename(checkpoint.with_name(f"kept_{checkpoint.name[-1]}"))
     assert train(recipe | {"max_steps": 9}) == 2
-    assert "must be with checkpoints, got 'none'. Start from its drafter, --drafter" in capsys.readouterr().err
+    assert "must be a folder without a finished run" in capsys.readouterr().err
 
 
 def test_another_shape_optimizer_or_target_is_refused(finished, recipe, train, other_target, capsys):
@@ -111,7 +111,7 @@ def test_a_second_run_in_a_folder_is_refused_however_the_folder_is_spelled(spell
     (tmp_path / "link").symlink_to(folder)
     with alone_in_folder(SimpleNamespace(output_dir=str(folder), process_index=0)):
         assert train(recipe | {"output_dir": spelling.format(folder, tmp_path)}, "--overwrite", "true") == 2
-    assert "output_dir must be a folder in which no training is at work" in capsys.readouterr().err
+    assert "output_dir must be a folder that no other training writes to" in capsys.readouterr().err
     assert (folder / "checkpoint-1").is_dir()
 
 
@@ -136,6 +136,6 @@ def test_the_class_says_where_it_goes_on_and_refuses_the_same(
     assert TargetIdentity.recorded_in(saved.config) == identify(target)
     fields["max_steps"] = 3
     make_trainer(copy.deepcopy(drafter), greedy_rows[:7], **fields, num_anchors=5).train(f"{folder}/checkpoint-2")
-    assert f"training goes on from {folder}/checkpoint-2." in caplog.text
+    assert f"training continues from {folder}/checkpoint-2." in caplog.text
     with pytest.raises(ValueError, match=r"weight_decay must be 0.0, with which .*checkpoint-3 was trained, got 0.1"):
         make_trainer(drafter, greedy_rows, **fields, weight_decay=0.1).train(True)

@@ -84,8 +84,8 @@ REFUSED = {
         "a target to start from must be a decoder with `layers`, got 'GPT2Model'",
     ),
     "too many": (llama, {"num_hidden_layers": 5}, "num_hidden_layers with start_from_target must be at most 4, got 5"),
-    "wider": (llama, {"intermediate_size": 64}, r"gate_proj .* a Linear \(64, 32\) .* got 'Linear \(48, 32\)'"),
-    "bias": (with_bias, {}, "q_proj of a target to start from must be what a Linear"),
+    "wider": (llama, {"intermediate_size": 64}, r"gate_proj .* a plain Linear \(64, 32\) .* got 'Linear \(48, 32\)'"),
+    "bias": (with_bias, {}, "q_proj of a target to start from must be a plain Linear"),
     "packed": (
         lambda: with_other("mlp.up_proj", PackedLinear(32, 48, bias=False)), {}, "up_proj .* got 'PackedLinear",
     ),

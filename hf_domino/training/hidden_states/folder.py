@@ -32,8 +32,8 @@ from hf_domino.training.objective.forward import STATES
 
 INDEX_FILE = "index.json"
 SHARDS = "states-*.safetensors"
-DELETE_SHARD = "Delete this file and run the same command again: its rows are written again, and no others."
-START_AGAIN = "Delete {folder} and the states are written again, or choose another folder (--cache-hidden-states)."
+DELETE_SHARD = "Delete this file and run the same command again, which writes only its examples again."
+START_AGAIN = "Delete {folder}, so that the states are written again, or choose another (--cache-hidden-states)."
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class StateSettings:
             made = f"{list(self.layer_ids)}, those of the states in {folder}"
             raise refusal("the drafter's target_layer_ids", made, list(layer_ids), remedy)
         if final and not self.final:
-            raise refusal(f"the states in {folder}", "with the final one, which distillation reads", "without", remedy)
+            raise refusal(f"the states in {folder}", "written with final=True for distillation", "without", remedy)
 
 
 def find_rows(folder: Path) -> dict[int, tuple[Path, int, int]]:

@@ -38,12 +38,12 @@ from hf_domino.training.objective.forward import check_final, read_target
 MAX_SHARD_BYTES = 2**27
 GB = 1e9
 MAKE_ROOM = (
-    "Free some, choose a folder on another disk (--cache-hidden-states), take fewer or shorter rows, or where they are "
-    "wider --cache-dtype bfloat16."
+    "Free some space, choose a folder on another disk (--cache-hidden-states), use fewer or shorter examples, or store "
+    "them in bfloat16 (--cache-dtype)."
 )
 NOT_FINITE = (
-    "Store them in a type of wider range (--cache-dtype bfloat16, another folder); if they were not finite before, run "
-    "the target in a wider dtype."
+    "Store them in a dtype of wider range (--cache-dtype bfloat16, in another folder). If the target computes such "
+    "values itself, run it in a wider dtype."
 )
 
 
@@ -88,7 +88,7 @@ class StateWriter:
             write_whole(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
         self.settings.check_serves(self.folder, config, final, target)
         if self.settings.dtype != wanted.dtype:
-            made = f"{self.settings.dtype!r}, with which {folder} was begun"
+            made = f"{self.settings.dtype!r}, the dtype of the states in {folder}"
             raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
         self._autocast = autocast
         self._shard = shard
@@ -127,8 +127,8 @@ class StateWriter:
         takes = f"{needed:.3g} GB: {num_tokens} tokens of {settings.bytes_per_token} bytes ({settings.num_states} "
         takes += f"states of {settings.hidden_size} in {settings.dtype})"
         if needed > free:
-            raise refusal(f"the room for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM)
-        notice(f"hidden states of {len(missing)} rows take {takes} in {self.folder}; {free:.3g} GB are free.")
+            raise refusal(f"the free space for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM)
+        notice(f"hidden states of {len(missing)} examples take {takes} in {self.folder}; {free:.3g} GB are free.")
         if settings.final:
             with self._autocast():
                 check_final(self.target)

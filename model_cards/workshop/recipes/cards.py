@@ -44,8 +44,8 @@ The drafter started as a copy of the target's last layers (`start_from_target`).
 cores, and then on an H200 that also did other work: 700 steps of 64 examples, 1,400 of 32, and the steps listed above.
 The prompts for the measurements are in `model_cards/workshop/recipes/smollm2_prompts.jsonl`; those for
 `results-long.jsonl`, with about 1,500 tokens each, are in `model_cards/workshop/recipes/smollm2_long_prompts.jsonl`.
-The training text, in `text`, was written separately. The results in `serving`, `gpu-speed` and `sampled-speed` belong
-to the drafter of 3,520 steps.
+The training text, in `text`, was written separately. The results in `gpu-speed` and `sampled-speed` belong to the
+drafter of 3,520 steps.
 """
 
 

@@ -111,7 +111,7 @@ class TrainingFields:
         None,
         "Finish in about this many minutes, loading and evaluation included. Small steps are timed to choose steps, "
         "rows and blocks, up to per_device_train_batch_size and num_anchors. Replaces max_steps and num_train_epochs. "
-        "A new drafter has blocks of 8 and, if it gets few steps, twice Muon's usual rate.",
+        "A new drafter has blocks of 8.",
     )
     num_anchors: int = option(256, "Train on at most this many blocks of each example in a step.")
     loss_decay: float | None = option(

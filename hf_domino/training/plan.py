@@ -24,7 +24,6 @@ ENOUGH_STEPS = 400  # with fewer a new drafter learns more from fewer rows and b
 LEAST_ROWS = 4  # of a step: with fewer, much of it is the optimizer's
 LEAST_ANCHORS = 16  # of a row: with fewer, most of a step is the target's forward
 TIMED = ((1, LEAST_ANCHORS), (LEAST_ROWS, LEAST_ANCHORS), (LEAST_ROWS, 3 * LEAST_ANCHORS))
-SHORT_RATE = 0.04  # of Muon for a new drafter in fewer steps than these
 TIMED_STEPS = 2  # after a first one, which allocates
 FOR_EVALUATION = 0.1  # share of the time, where there is one
 FOR_SAVING = 0.02
@@ -100,12 +99,9 @@ def follow_minutes(
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
     args.__dict__.update(plan)
-    is_short = args.max_steps < ENOUGH_STEPS and not drafter.name_or_path  # which a new one does not have
-    if is_short and args.muon_learning_rate == DominoTrainingArguments.muon_learning_rate:
-        args.muon_learning_rate = SHORT_RATE
     notice(
         f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {plan}, with blocks of "
-        f"{drafter.config.block_size} and Muon at {args.muon_learning_rate}."
+        f"{drafter.config.block_size}."
     )
     return StopInTime(end)
 

@@ -199,6 +199,25 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     )
 
 
+def minutes(folder: Path, files: Sequence[str]) -> str:
+    """Tokens a forward of each method and rate after short trainings, those that `--minutes` planned marked."""
+    rows = read_runs(folder / files[0])
+    body = []
+    for row in sorted(rows, key=lambda row: (row["method"], -row["tokens_per_forward"])):
+        length = f"{row['tokens_per_forward']:.2f} ± {row['error']:.2f}"
+        sizes = [f"{row[name]}" for name in ("steps", "rows", "num_anchors", "block_size")]
+        name = f"`{row['method']}`, Muon at {row['muon_learning_rate']}"
+        if row["minutes"] is not None:
+            name += ", planned"
+        body.append([name, length, *sizes, f"{row['cpu_seconds']:.0f}"])
+    first = rows[0]
+    head = ["tokens a forward", "steps", "examples a step", "blocks of each", "block size", "CPU-seconds"]
+    return (
+        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {first['target']}, "
+        f"{first['num_texts']} held-out texts, one thread, {_machine(first)}.\n"
+    )
+
+
 def rollouts(folder: Path, files: Sequence[str]) -> str:
     """Tokens a forward of a policy's rollouts early and late in its training, and what following cost, by run."""
     rows = read_runs(folder / files[0])
@@ -229,7 +248,7 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, rollouts)
+TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, minutes, rollouts)
 RENDERED = {function.__name__: function for function in TABLES}
 
 

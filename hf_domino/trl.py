@@ -14,6 +14,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
+from hf_domino.configuration.checks import check_range
 from hf_domino.integration.default_drafter import attached, detach
 from hf_domino.integration.patch import attach
 from hf_domino.statistics.stats import DecodingStats
@@ -49,11 +50,12 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         update_steps (`int`, *optional*, defaults to 4): Optimizer steps of the drafter in an update, each on
             `per_device_train_batch_size` rollouts.
         buffer_tokens (`int`, *optional*, defaults to 16384): Tokens of rollouts, prompts included, that updates choose
-            from at most.
+            from at most; the newest rollout stays if it is longer.
         learning_rate (`float`, *optional*, defaults to 5e-4): Learning rate of these updates.
 
     Raises:
-        ValueError: When training begins, if the drafter does not fit the policy or cannot follow it.
+        ValueError: If a number is out of its range; when training begins, if the drafter does not fit the policy or
+            cannot follow it.
 
     Example:
     ```python
@@ -73,6 +75,10 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         buffer_tokens: int = 16384,
         learning_rate: float = 5e-4,
     ):
+        check_range("update_every", update_every, 0)
+        check_range("update_steps", update_steps, 1)
+        check_range("buffer_tokens", buffer_tokens, 2)
+        check_range("learning_rate", learning_rate, 0, 1, is_whole=False)
         self.drafter = drafter
         self.update_every = update_every
         self.update_steps = update_steps

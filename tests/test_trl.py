@@ -217,9 +217,29 @@ def test_only_the_newest_rollouts_are_kept_without_padding(target):
     follower.add(sequences[1:2, :6], None, [2])
     rows = [(row["input_ids"], row["loss_mask"]) for row in follower.rows]
     assert rows == 2 * [([7, 8, 9, 10, 21, 22], [0, 0, 0, 0, 1, 1])]
+    longer = torch.arange(20)[None]
+    follower.add(longer, None, [4])
+    assert [row["input_ids"] for row in follower.rows] == longer.tolist()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"update_every": -1}, r"update_every must be at least 0, got -1\. Leave it out"),
+        ({"update_steps": 0}, r"update_steps must be at least 1, got 0\. Leave it out"),
+        ({"update_steps": 2.5}, r"update_steps must be a whole number, got 2\.5\. Leave it out"),
+        ({"buffer_tokens": 1}, r"buffer_tokens must be at least 2, got 1\. Leave it out"),
+        ({"learning_rate": float("nan")}, r"learning_rate must be in \[0, 1\], got nan\. Leave it out"),
+    ],
+)
+def test_numbers_out_of_range_are_refused_at_once(options, message):
+    with pytest.raises(ValueError, match=message):
+        DraftedRollouts("a-drafter", **options)
 
 
 def test_a_drafter_that_cannot_follow_is_refused(make_trainer, target):
+    with pytest.raises(ValueError, match="must be a DominoDraftModel, got 'int'"):
+        make_trainer([DraftedRollouts(42)]).train()
     with pytest.raises(ValueError, match="training"):
         make_trainer([DraftedRollouts(hf_domino.recycling(target), update_every=1)]).train()
     trainer = make_trainer([DraftedRollouts(build_drafter(target), update_every=1)])

@@ -100,7 +100,9 @@ def check_range(field: str, value: Any, low: float, high: float | None = None, h
         return
     else:
         allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
-    raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value!r}.")
+    if hint:
+        allowed += f" ({hint})"
+    raise refusal(field, allowed, value, "Leave it out for its default.")
 
 
 def _check_sizes(config: Any) -> None:

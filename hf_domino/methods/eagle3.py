@@ -85,8 +85,7 @@ class Eagle3Config(DominoConfig):
     def choose_layers(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
         """The first, middle and last layers of EAGLE-3, where the target has as many."""
         ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
-        fits = ids == sorted(set(ids)) and num_captured in (None, len(ids))
-        if fits:
+        if ids == sorted(set(ids)) and num_captured in (None, len(ids)):
             return ids
         return super().choose_layers(num_target_layers, num_captured)
 

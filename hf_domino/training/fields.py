@@ -17,9 +17,13 @@ class ModelArguments:
     """Which target, and whether to go on with what exists."""
 
     target: str | None = option(None, "Folder or Hub name of the target.")
-    target_dtype: str = option("auto", "dtype to load the target in: auto, float32 or bfloat16.")
+    target_dtype: str = option(
+        "auto", "dtype to load the target in: float32, bfloat16, or auto, which fits the device."
+    )
     drafter: str | None = option(None, "Folder or Hub name of a drafter to train further, instead of a new one.")
-    start_from_target: bool = option(False, "Start a new drafter as a copy of the target's last layers.")
+    start_from_target: bool | None = option(
+        None, "Start a new drafter as a copy of the target's last layers (default: with minutes, if they fit)."
+    )
     overwrite: bool = option(False, "Start again if output_dir holds an earlier run, instead of continuing it.")
     cache_hidden_states: str | None = option(
         None, "Folder for the target's hidden states, so that the target runs only once and not in every epoch."
@@ -105,8 +109,9 @@ class TrainingFields:
     )
     minutes: float | None = option(
         None,
-        "Finish in about this many minutes, loading and evaluation included. The first steps are timed to choose "
-        "num_anchors and max_steps. Replaces max_steps and num_train_epochs.",
+        "Finish in about this many minutes, loading and evaluation included. Small steps are timed to choose steps, "
+        "rows and blocks, up to per_device_train_batch_size and num_anchors. Replaces max_steps and num_train_epochs. "
+        "A new drafter has blocks of 8.",
     )
     num_anchors: int = option(256, "Train on at most this many blocks of each example in a step.")
     loss_decay: float | None = option(

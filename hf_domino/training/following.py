@@ -34,7 +34,7 @@ class Follower:
         drafter (`DominoDraftModel`): The drafter, which is trained in place and in fp32.
         target (`PreTrainedModel`): The target, with the weights that it has at the time of an update.
         learning_rate (`float`): Learning rate of AdamW; Muon's follows it.
-        most_tokens (`int`): Tokens of texts that are kept at most; the oldest go first.
+        most_tokens (`int`): Tokens of texts that are kept at most; the oldest go first, and the newest stays.
     """
 
     def __init__(self, drafter: DominoDraftModel, target: PreTrainedModel, learning_rate: float, most_tokens: int):
@@ -66,7 +66,7 @@ class Follower:
             if count > 1:  # an anchor and its successor
                 mask = [0] * length + [1] * count
                 self.rows.append({"input_ids": ids[width - length : width + count], "loss_mask": mask})
-        while sum(len(row["input_ids"]) for row in self.rows) > self._most_tokens:
+        while len(self.rows) > 1 and sum(len(row["input_ids"]) for row in self.rows) > self._most_tokens:
             del self.rows[0]
 
     def update(self, step: int, num_steps: int, batch_size: int) -> None:

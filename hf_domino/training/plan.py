@@ -1,16 +1,15 @@
 """What a training is going to take: said before it begins, and chosen for a number of minutes.
 
-A step's time grows with the blocks it trains. So two small numbers of anchors are timed, over copies that are thrown
-away, and a line through both says how many anchors leave enough steps for the time there is.
+A step's time grows with its rows and with the blocks it trains. So a few small numbers of both are timed, over copies
+that are thrown away, and what they tell says how many rows and anchors leave enough steps for the time there is.
 """
 
 from __future__ import annotations
 
 import copy
-import statistics
 import tempfile
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
@@ -21,102 +20,120 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
 
-ENOUGH_STEPS = 400  # with fewer a new drafter learns more from fewer blocks in each
-LEAST_ANCHORS = 24  # of a sequence: with fewer, most of a step is the target's forward
-TIMED_ANCHORS = (LEAST_ANCHORS // 2, 2 * LEAST_ANCHORS)
+ENOUGH_STEPS = 400  # with fewer a new drafter learns more from fewer rows and blocks in each
+LEAST_ROWS = 4  # of a step: with fewer, much of it is the optimizer's
+LEAST_ANCHORS = 16  # of a row: with fewer, most of a step is the target's forward
+TIMED = ((1, LEAST_ANCHORS), (LEAST_ROWS, LEAST_ANCHORS), (LEAST_ROWS, 3 * LEAST_ANCHORS))
 TIMED_STEPS = 2  # after a first one, which allocates
-AT_THE_END = 0.1  # share of the time for the evaluation and for saving
+FOR_EVALUATION = 0.1  # share of the time, where there is one
+FOR_SAVING = 0.02
 LARGE_VOCABULARY = 100_000
 USUAL_DRAFT_VOCABULARY = 32_768
+SHORTEST = 1e-9  # seconds that a measured difference counts for at least
 
 
-@dataclass(frozen=True)
-class Plan:
-    """How a training uses its time."""
-
-    num_anchors: int
-    num_steps: int
-    seconds_per_step: float
-
-    def __str__(self) -> str:
-        minutes = self.num_steps * self.seconds_per_step / 60
-        return (
-            f"{self.num_steps} steps of about {self.seconds_per_step:.2f} s, {minutes:.1f} minutes in all, with up to "
-            f"{self.num_anchors} blocks of each sequence (num_anchors)"
-        )
-
-
-def plan_for(seconds: float, seconds_of: dict[int, float], most_anchors: int) -> Plan:
-    """Choose anchors and steps for a time.
+def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchors: int) -> dict[str, int]:
+    """Choose rows, anchors and steps for a time.
 
     Args:
         seconds (`float`): What steps may take in all.
-        seconds_of (`dict[int, float]`): Measured seconds of a step, by two numbers of anchors.
-        most_anchors (`int`): No more than these.
+        timed (`Sequence[float]`): Measured seconds of a step: of one row, of `LEAST_ROWS` or as many as there may be,
+            both with `LEAST_ANCHORS`, and of as many with three times the anchors.
+        most_rows (`int`): No more than these in a step.
+        most_anchors (`int`): No more than these of a row.
+
+    Returns:
+        `dict[str, int]`: Fields of the training arguments.
 
     Example:
     ```python
     >>> from hf_domino.training.plan import plan_for
-    >>> plan_for(600.0, {12: 0.75, 44: 1.75}, 256)
-    Plan(num_anchors=36, num_steps=400, seconds_per_step=1.5)
+    >>> plan_for(610.0, [0.4, 0.85, 1.65], 8, 256)
+    {'max_steps': 406, 'per_device_train_batch_size': 8, 'num_anchors': 17}
 
     ```
     """
-    (few, fast), (many, slow) = sorted(seconds_of.items())
-    per_anchor = max(slow - fast, 0.0) / (many - few)
-    beside = max(fast - per_anchor * few, 0.0)
-    affordable = most_anchors
-    if per_anchor:
-        affordable = int((seconds / ENOUGH_STEPS - beside) / per_anchor + 1e-9)
-    num_anchors = max(min(affordable, most_anchors), min(LEAST_ANCHORS, most_anchors))
-    a_step = beside + per_anchor * num_anchors
-    return Plan(num_anchors, max(int(seconds / max(a_step, 1e-9)), 1), round(a_step, 6))
+    few = min(LEAST_ROWS, most_rows)
+    first, second, third = timed
+    a_row = max(second - first, SHORTEST) / max(few - 1, 1)  # with its first anchors
+    an_anchor = max(third - second, SHORTEST) / (2 * LEAST_ANCHORS * few)
+    a_step = second - few * a_row
+    for_rows = seconds / ENOUGH_STEPS - a_step
+    num_rows = min(max(int(for_rows / a_row), few), most_rows)
+    more_anchors = max(int((for_rows / num_rows - a_row) / an_anchor), 0)
+    num_anchors = min(LEAST_ANCHORS + more_anchors, most_anchors)
+    taken = a_step + num_rows * (a_row + (num_anchors - LEAST_ANCHORS) * an_anchor)
+    num_steps = max(int(seconds / taken), 1)
+    return {"max_steps": num_steps, "per_device_train_batch_size": num_rows, "num_anchors": num_anchors}
 
 
 def follow_minutes(
-    drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, since: float
-) -> Plan:
-    """Time a few steps, set `num_anchors` and `max_steps` of the arguments to what fits, and say so.
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    args: DominoTrainingArguments,
+    rows: Any,
+    evaluation: Any,
+    since: float,
+) -> StopInTime:
+    """Time a few steps, set rows, `num_anchors` and `max_steps` of the arguments to what fits, and say so.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter, which stays as it is.
         target (`PreTrainedModel`): Its target.
         args ([`DominoTrainingArguments`]): With `minutes`.
         rows: The rows to train on.
+        evaluation: Those to evaluate on, or None.
         since (`float`): When the minutes began, by `time.perf_counter`.
+
+    Returns:
+        `StopInTime`: What ends the training if the machine becomes slower.
     """
     assert args.minutes is not None
-    seconds_of = {anchors: _seconds_of_step(drafter, target, args, rows, anchors) for anchors in TIMED_ANCHORS}
-    seconds = 60 * args.minutes * (1 - AT_THE_END) - (time.perf_counter() - since)
-    slowest = max(seconds_of.values())
-    if seconds < slowest:
-        remedy = f"A step takes {slowest:.1f} s here, and loading and timing took the rest: allow more minutes."
+    most_rows = args.per_device_train_batch_size
+    timed = [_seconds_of_step(drafter, target, args, rows, min(count, most_rows), blocks) for count, blocks in TIMED]
+    at_the_end = FOR_SAVING if evaluation is None else FOR_EVALUATION
+    end = since + 60 * args.minutes * (1 - at_the_end)
+    seconds = end - time.perf_counter()
+    if seconds < max(timed):
+        remedy = f"A step takes {max(timed):.1f} s here, and loading and timing took the rest: allow more minutes."
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
-    plan = plan_for(seconds, seconds_of, args.num_anchors)
-    args.num_anchors = plan.num_anchors
-    args.max_steps = plan.num_steps
-    notice(f"the plan for {args.minutes:g} minutes: {plan}.")
-    return plan
+    plan = plan_for(seconds, timed, most_rows, args.num_anchors)
+    args.__dict__.update(plan)
+    notice(
+        f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {plan}, with blocks of "
+        f"{drafter.config.block_size}."
+    )
+    return StopInTime(end)
 
 
 def _seconds_of_step(
-    drafter: DominoDraftModel, target: PreTrainedModel, args: DominoTrainingArguments, rows: Any, num_anchors: int
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    args: DominoTrainingArguments,
+    rows: Any,
+    num_rows: int,
+    num_anchors: int,
 ) -> float:
-    """Median time of a step with so many anchors, over a copy of the drafter."""
+    """Mean time of a step of so many rows and anchors, over a copy of the drafter."""
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         scratch = copy.copy(args)
-        scratch.output_dir = folder
-        scratch.num_anchors = num_anchors
-        scratch.max_steps = TIMED_STEPS + 1
-        scratch.disable_tqdm = True
-        scratch.enable_jit_checkpoint = False
-        scratch.report_to = []
-        scratch.save_strategy = scratch.eval_strategy = scratch.logging_strategy = "no"
+        scratch.__dict__.update(
+            output_dir=folder,
+            per_device_train_batch_size=num_rows,
+            num_anchors=num_anchors,
+            max_steps=TIMED_STEPS + 1,
+            disable_tqdm=True,
+            enable_jit_checkpoint=False,
+            report_to=[],
+            save_strategy="no",
+            eval_strategy="no",
+            logging_strategy="no",
+        )
         trainer = DominoTrainer(copy.deepcopy(drafter), target, scratch, train_dataset=rows, callbacks=[clock])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return statistics.median(clock.seconds[1:])
+    return sum(clock.seconds[1:]) / TIMED_STEPS
 
 
 class _Clock(TrainerCallback):
@@ -124,15 +141,14 @@ class _Clock(TrainerCallback):
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
-        self._start = 0.0
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Note when the step begins."""
-        self._start = time.perf_counter()
+        self.seconds.append(-time.perf_counter())
 
     def on_step_end(self, *args: Any, **kwargs: Any) -> None:
         """Note how long it took."""
-        self.seconds.append(time.perf_counter() - self._start)
+        self.seconds[-1] += time.perf_counter()
 
 
 class StopInTime(TrainerCallback):

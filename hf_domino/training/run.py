@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import shlex
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
+from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration.domino_config import DominoConfig
@@ -25,10 +28,12 @@ from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
-from hf_domino.training.plan import AT_THE_END, StopInTime, follow_minutes, say_what_it_takes
+from hf_domino.training.plan import follow_minutes, say_what_it_takes
 from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
+
+SHORT_BLOCK = 8  # positions of a new drafter's blocks, where little time goes further than into longer ones
 
 
 def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
@@ -82,7 +87,10 @@ def make_trainer(
 ) -> tuple[DominoTrainer, str | None]:
     """The trainer of a run that began at a time of `time.perf_counter`, and the checkpoint that it goes on from."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    target = AutoTarget.from_pretrained(names.target, dtype=names.target_dtype)
+    dtype = names.target_dtype
+    if dtype == "auto" and fast_dtype(args.device.type) == torch.float32:
+        dtype = "float32"  # many times as fast as 16 bits on such a CPU
+    target = AutoTarget.from_pretrained(names.target, dtype=dtype)
     if not names.cache_hidden_states:  # from which it does not run
         place_target(target, args.device)
     set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
@@ -91,6 +99,8 @@ def make_trainer(
         config = DominoConfig.for_target(target.config, tokenizer, **overrides)
         if config.draft_window_size is None and "draft_window_size" not in config.fixed:
             config.draft_window_size = min(args.max_length, config.max_position_embeddings)
+        if args.minutes is not None and BLOCK_SIZE not in overrides:
+            config.block_size = min(config.block_size, SHORT_BLOCK)
         drafter = DominoDraftModel(config)
     else:
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
@@ -99,17 +109,22 @@ def make_trainer(
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows[0], args)
+        text = rows[0][0]["input_ids"]
         if names.start_from_target:
-            start_from_target(drafter, target, rows[0][0]["input_ids"])
+            start_from_target(drafter, target, text)
+        elif names.start_from_target is None and args.minutes is not None:
+            started = copy.deepcopy(drafter)
+            with suppress(ValueError):  # layers of some targets do not fit
+                start_from_target(started, target, text)
+                drafter = started
     if names.cache_hidden_states:
         rows = with_states(target, drafter.config, rows, names, args)
     callbacks = []
     if args.minutes is not None:
         if checkpoint:
-            remedy = "The run keeps the plan that it began with: set the same max_steps and num_anchors."
+            remedy = "The run keeps the plan that it began with: set the fields that it named."
             raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
-        follow_minutes(drafter, target, args, rows[0], since)
-        callbacks.append(StopInTime(since + 60 * args.minutes * (1 - AT_THE_END)))
+        callbacks.append(follow_minutes(drafter, target, args, rows[0], rows[1], since))
     trainer = DominoTrainer(
         drafter,
         target,
@@ -157,8 +172,7 @@ def check_fields(
         remedy = "The drafter has weights already: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
-        remedy = "Set eval_file too."
-        raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, remedy)
+        raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, "Set eval_file too.")
     overrides = shape.overrides()
     for name in ("train_only", "use_peft"):
         if names.drafter is None and (value := getattr(args, name)):
@@ -171,9 +185,7 @@ def check_fields(
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)
     of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
-    default = ""
-    if names.drafter is None:
-        default = DominoConfig.projector_type
+    default = DominoConfig.projector_type if names.drafter is None else ""
     method = METHODS.get(overrides.get("projector_type", default))
     if method is not None:
         method.config_class.refuse_unknown(set(overrides) - method.config_class.fields_beside())

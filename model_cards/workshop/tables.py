@@ -10,7 +10,7 @@ import argparse
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import geometric_mean
+from statistics import geometric_mean, mean
 
 from hf_domino import DominoConfig
 from hf_domino.evaluation.benchmark.options import BASELINE, keeps_seed
@@ -199,25 +199,52 @@ def trained(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-def rollouts(folder: Path, files: Sequence[str]) -> str:
-    """Tokens a forward of a policy's rollouts early and late in its training, and the share of following, by run."""
+def minutes(folder: Path, files: Sequence[str]) -> str:
+    """Tokens a forward of each method and rate after short trainings, those that `--minutes` planned marked."""
     rows = read_runs(folder / files[0])
-    window = max(row["step"] for row in rows) // 4
     body = []
-    for name in dict.fromkeys(row["run"] for row in rows):
-        steps = [row for row in rows if row["run"] == name]
-        cells = []
-        for figure in ("reward", "rollout/tokens_per_forward"):
-            for some in (steps[:window], steps[-window:]):
-                cells.append(f"{sum(row.get(figure, 1.0) for row in some) / window:.2f}")  # plain steps emit one
-        update = sum(row.get("rollout/update_seconds", 0.0) for row in steps)
-        cells.append(f"{update / (update + sum(row['step_time'] for row in steps)):.0%}")
-        body.append([f"`{name}`", *cells])
+    for row in sorted(rows, key=lambda row: (row["method"], -row["tokens_per_forward"])):
+        length = f"{row['tokens_per_forward']:.2f} ± {row['error']:.2f}"
+        sizes = [f"{row[name]}" for name in ("steps", "rows", "num_anchors", "block_size")]
+        name = f"`{row['method']}`, Muon at {row['muon_learning_rate']}"
+        if row["minutes"] is not None:
+            name += ", planned"
+        body.append([name, length, *sizes, f"{row['cpu_seconds']:.0f}"])
     first = rows[0]
-    head = ["reward, first quarter", "last quarter", "tokens a forward, first quarter", "last quarter", "updates"]
+    head = ["tokens a forward", "steps", "examples a step", "blocks of each", "block size", "CPU-seconds"]
     return (
-        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {4 * window} steps for {first['pair']}, "
-        f"{_machine(first)}.\n"
+        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {first['target']}, "
+        f"{first['num_texts']} held-out texts, one thread, {_machine(first)}.\n"
+    )
+
+
+def rollouts(folder: Path, files: Sequence[str]) -> str:
+    """Tokens a forward of a policy's rollouts early and late in its training, and what following cost, by run."""
+    rows = read_runs(folder / files[0])
+    first = rows[0]
+    window = max(row["step"] for row in rows) // 4
+    runs = {name: [row for row in rows if row["run"] == name] for name in dict.fromkeys(row["run"] for row in rows)}
+    quarters = (slice(window), slice(-window, None))
+    body = []
+    took = {}
+    for name, steps in runs.items():
+        for row in steps:
+            row["all_cpu_seconds"] = row["cpu_seconds"] + row["update_cpu_seconds"]
+        cells = []
+        for figure, digits in (("rollout/tokens_per_forward", 2), ("all_cpu_seconds", 1)):
+            cells += [f"{mean(row[figure] for row in steps[quarter]):.{digits}f}" for quarter in quarters]
+        took[name] = sum(row["all_cpu_seconds"] for row in steps)
+        share = sum(row["update_cpu_seconds"] for row in steps) / took[name]
+        body.append([f"`{name}`", *cells, f"{share:.0%}"])
+    early, late = (mean(row["reward"] for row in runs[first["run"]][quarter]) for quarter in quarters)
+    costs = [f"`{name}` took {took[name] / took[first['run']]:.2f} times" for name in runs if name != first["run"]]
+    tokens, seconds = "tokens a forward, first quarter", "CPU seconds a step, first quarter"
+    head = [tokens, "last quarter", seconds, "last quarter", "updates, of all CPU seconds"]
+    return (
+        f"The mean reward was {early:.2f} in the first quarter of the steps and {late:.2f} in the last one. In CPU "
+        f"seconds, {' and '.join(costs)} as long as `{first['run']}`.\n\n"
+        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {len(runs[first['run']])} steps for "
+        f"{first['pair']}, seed {first['seed']}, float32, TRL {first['trl']}, {_machine(first)}.\n"
     )
 
 
@@ -241,7 +268,7 @@ def recipe(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, rollouts, recipe)
+TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, minutes, rollouts, recipe)
 RENDERED = {function.__name__: function for function in TABLES}
 
 

@@ -6,37 +6,59 @@ import json
 import time
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
-from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, plan_for
+from hf_domino import DominoDraftModel
+from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, LEAST_ROWS, plan_for
 
-TIMES = {12: 0.7, 48: 1.6}  # 0.4 s and 0.025 s an anchor
+
+def times(few=LEAST_ROWS):
+    """Seconds of the timed steps, where 0.2 are a step's, 0.06 a row's and 0.005 an anchor's."""
+    sizes = [(1, LEAST_ANCHORS), (few, LEAST_ANCHORS), (few, 3 * LEAST_ANCHORS)]
+    return [0.2 + rows * (0.06 + 0.005 * anchors) for rows, anchors in sizes]
+
+
+def sizes(plan):
+    """Rows and anchors of a plan."""
+    return plan["per_device_train_batch_size"], plan["num_anchors"]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "num_anchors", "a_step"),
-    [(60.0, LEAST_ANCHORS, 1.0), (ENOUGH_STEPS * 2.0, 64, 2.0), (10_000.0, 256, 6.8)],
-    ids=["little time", "some", "much"],
+    ("seconds", "num_rows", "num_anchors", "a_step"),
+    [
+        (60.0, LEAST_ROWS, LEAST_ANCHORS, 0.76),
+        (ENOUGH_STEPS * 1.1, 6, 18, 1.1),
+        (ENOUGH_STEPS * 2.01, 8, 33, 2.0),
+        (10_000.0, 8, 256, 10.92),
+    ],
+    ids=["little time", "some", "more", "much"],
 )
-def test_more_time_goes_into_steps_first_and_then_into_anchors(seconds, num_anchors, a_step):
-    plan = plan_for(seconds, TIMES, 256)
-    assert (plan.num_anchors, plan.seconds_per_step) == (num_anchors, pytest.approx(a_step))
-    assert plan.num_steps == int(seconds / a_step)
-    assert plan_for(seconds, TIMES, 8).num_anchors == 8  # where fewer are asked for
+def test_more_time_goes_into_steps_first_then_into_rows_and_then_into_anchors(seconds, num_rows, num_anchors, a_step):
+    plan = plan_for(seconds, times(), 8, 256)
+    assert sizes(plan) == (num_rows, num_anchors)
+    assert plan["max_steps"] == pytest.approx(seconds / a_step, abs=1)
 
 
-def test_anchors_that_cost_nothing_are_all_trained():
-    assert plan_for(30.0, {12: 0.5, 48: 0.4}, 256).num_anchors == 256
+@pytest.mark.parametrize("rows", [1, 2])
+def test_no_more_rows_and_anchors_than_are_asked_for(rows):
+    plan = plan_for(60.0, times(rows), rows, 8)
+    assert sizes(plan) == (rows, 8)
+    assert plan["max_steps"] == pytest.approx(60 / (0.2 + rows * 0.1), abs=1)
+
+
+def test_rows_and_anchors_that_cost_nothing_are_all_trained():
+    assert sizes(plan_for(30.0, [0.05, 0.04, 0.03], 8, 256)) == (8, 256)
 
 
 @pytest.fixture
 def timed(recipe):
-    """A recipe whose length is that of its time."""
-    for name in ("max_steps", "num_anchors", "num_train_epochs"):
-        recipe.pop(name, None)
-    return recipe | {"save_strategy": "no"}
+    """A recipe of a new drafter whose length is that of its time, and whose shape is the usual one."""
+    usual = ("max_steps", "num_anchors", "num_train_epochs", "block_size", "shift_label")
+    return {name: value for name, value in recipe.items() if name not in usual} | {"save_strategy": "no"}
 
 
-def test_a_run_of_minutes_ends_in_time(timed, train, tmp_path, caplog, forward_clock):
+def test_a_run_of_minutes_ends_in_time_and_starts_from_the_target(timed, train, tmp_path, caplog, forward_clock):
     started = time.perf_counter()
     assert train(timed | {"eval_file": None, "minutes": 0.5}) == 0
     taken = time.perf_counter() - started
@@ -44,18 +66,25 @@ def test_a_run_of_minutes_ends_in_time(timed, train, tmp_path, caplog, forward_c
     assert 0 < state["global_step"] == state["max_steps"] < 30
     assert 15 < taken <= 30  # a forward of the target takes a second
     assert "the plan for 0.5 minutes" in caplog.text
+    assert "blocks of 8" in caplog.text
     assert "training on" in caplog.text
     assert "million parameters" in caplog.text
+    drafter = DominoDraftModel.from_pretrained(tmp_path / "run")
+    target = AutoModelForCausalLM.from_pretrained(timed["target"])
+    pair = [model.layers[-1].mlp.down_proj.weight.flatten() for model in (drafter, target.model)]
+    assert torch.cosine_similarity(*pair, dim=0) > 0.3  # of random weights it is nearly 0
 
 
 def test_a_machine_that_becomes_slower_ends_the_run(timed, train, tmp_path, caplog, forward_clock, monkeypatch):
     from hf_domino.training import plan
 
-    monkeypatch.setattr(plan, "plan_for", lambda *_: plan.Plan(6, 1000, 0.01))
-    assert train(timed | {"eval_file": None, "minutes": 0.5}) == 0
+    monkeypatch.setattr(plan, "plan_for", lambda *_: {"max_steps": ENOUGH_STEPS, "num_anchors": 6})
+    # This method cannot start from the target.
+    assert train(timed | {"eval_file": None, "minutes": 0.5, "projector_type": "eagle3"}) == 0
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())
     assert state["global_step"] < 30
     assert "minutes are over after" in caplog.text
+    assert "blocks of 7" in caplog.text
 
 
 @pytest.mark.parametrize(

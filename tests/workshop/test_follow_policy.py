@@ -23,17 +23,30 @@ def test_all_runs_write_the_same_completions(tmp_path, monkeypatch):
     rewards = [[row["reward"] for row in steps] for steps in runs.values()]
     assert rewards == [rewards[0]] * 4
     assert [row["rollout/drafter_age"] for row in runs["every_2"]] == [1, 2, 1]
+    assert [row["update_cpu_seconds"] > 0.1 for row in runs["every_2"]] == [False, False, True]
     assert "rollout/tokens_per_forward" not in runs["plain"][0]
 
 
 def test_a_table_compares_early_and_late_steps(tmp_path):
-    origin = {"pair": "tiny", "hardware": "a CPU", "commit": "0123456789", "date": "2026-11-27", "step_time": 3.0}
+    origin = {"pair": "tiny", "hardware": "a CPU", "commit": "0123456789", "date": "2026-11-27", "seed": 0, "trl": "1"}
     rows = [
-        origin | {"run": run, "step": step, "reward": step / 10, "rollout/tokens_per_forward": tokens + step} | update
-        for run, tokens, update in (("frozen", 1, {}), ("every_2", 2, {"rollout/update_seconds": 1.0}))
+        origin
+        | {"run": run, "step": step, "reward": step / 10, "rollout/tokens_per_forward": tokens + step}
+        | {"cpu_seconds": 3.0, "update_cpu_seconds": update}
+        for run, tokens, update in (("frozen", 1, 0.0), ("every_2", 2, 1.0))
         for step in range(1, 9)
     ]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     text = tables.rollouts(tmp_path, ["rows.jsonl"])
-    assert "| `frozen` | 0.15 | 0.75 | 2.50 | 8.50 | 0% |" in text
-    assert "| `every_2` | 0.15 | 0.75 | 3.50 | 9.50 | 25% |" in text
+    assert "| `frozen` | 2.50 | 8.50 | 3.0 | 3.0 | 0% |" in text
+    assert "| `every_2` | 3.50 | 9.50 | 4.0 | 4.0 | 25% |" in text
+    assert "reward was 0.15 in the first quarter of the steps and 0.75" in text
+    assert "`every_2` took 1.33 times as long as `frozen`" in text
+
+
+def test_the_published_runs_trained_the_same_policy():
+    path = SCRIPT.parents[2] / "pycoder-13m-domino" / "follow-policy.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rewards = {name: [row["reward"] for row in rows if row["run"] == name] for name in {row["run"] for row in rows}}
+    assert list(rewards.values()) == 3 * [rewards["frozen"]]
+    assert {row["commit"] for row in rows} == {rows[0]["commit"]}

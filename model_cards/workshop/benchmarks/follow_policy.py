@@ -1,11 +1,13 @@
 """What it is worth that a drafter follows the policy it drafts for: GRPO on the bundled pair, with TRL.
 
-    python model_cards/workshop/benchmarks/follow_policy.py --rows follow_policy.jsonl
+    python model_cards/workshop/benchmarks/follow_policy.py --rows follow-policy.jsonl --work follow-policy
 
 The reward is the share of capitals among the letters of a completion, which moves the policy away from the text that
 the drafter was trained on. Each run trains the same policy with the same seed, so all runs write the same completions,
 and their tokens per forward pass compare step by step. Rounds draft whole blocks, because shorter drafts and pauses
-depend on how busy the machine is. A row is one step of one run.
+depend on how busy the machine is. A row is one step of one run and is written when the step is done.
+
+With `--work`, a command that is repeated goes on from the last checkpoint of a run, also to a larger number of steps.
 """
 
 from __future__ import annotations
@@ -14,17 +16,20 @@ import argparse
 import copy
 import json
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
-from transformers import set_seed
+from transformers import TrainerCallback, set_seed
+from transformers.trainer_utils import get_last_checkpoint
 
 from hf_domino._common.provenance import provenance
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.trl import DraftedRollouts
 
 PROMPT_TOKENS = 48
+SAVE_STEPS = 10
 # Options of the callback by the name of a run; None for a training without it.
 RUNS: dict[str, dict[str, Any] | None] = {
     "plain": None,
@@ -41,41 +46,94 @@ def reward(completions: list[str], **kwargs: Any) -> list[float]:
     return [sum(each.isupper() for each in some) / max(len(some), 1) for some in letters]
 
 
-def train(pair: Pair, name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Train a copy of the target; returns a row for each step."""
-    from trl import GRPOConfig, GRPOTrainer
+class TimedRollouts(DraftedRollouts):
+    """Measures the CPU time of updates: other processes do not change it."""
 
+    update_cpu_seconds = 0.0
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Update the drafter if it is time."""
+        start = time.process_time()
+        super().on_step_begin(*args, **kwargs)
+        self.update_cpu_seconds = time.process_time() - start
+
+
+class Recorder(TrainerCallback):
+    """Appends a row for each step that has none yet; it comes after the callback that drafts.
+
+    Args:
+        origin (`dict[str, Any]`): Fields of every row.
+        rollouts (`TimedRollouts`, *optional*): The callback that drafts.
+        file (`Path`): The rows.
+        num_written (`int`): Steps that have a row.
+    """
+
+    def __init__(self, origin: dict[str, Any], rollouts: TimedRollouts | None, file: Path, num_written: int):
+        self.origin = origin
+        self.rollouts = rollouts
+        self.file = file
+        self.num_written = num_written
+        self.start = 0.0
+
+    def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
+        """Start the clock, after an update of the drafter."""
+        self.start = time.process_time()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:
+        """Write the row of a step."""
+        if "loss" not in logs or state.global_step <= self.num_written:
+            return
+        row = {"step": state.global_step, "cpu_seconds": time.process_time() - self.start}
+        if self.rollouts is not None:
+            row["update_cpu_seconds"] = self.rollouts.update_cpu_seconds
+        row |= {key: logs[key] for key in logs if key in FIGURES or key.startswith("rollout/")}
+        with self.file.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row | self.origin) + "\n")
+
+
+def train(pair: Pair, name: str, options: argparse.Namespace, folder: Path) -> None:
+    """Train a copy of the target, and write a row for each step."""
+    from trl import GRPOConfig, GRPOTrainer
+    from trl import __version__ as trl_version
+
+    num_written = 0
+    if options.rows.exists():
+        written = map(json.loads, options.rows.read_text(encoding="utf-8").splitlines())
+        num_written = max((row["step"] for row in written if row["run"] == name), default=0)
+    if num_written >= options.steps:
+        return
     set_seed(options.seed)
     prompts = []
     for prompt in read_prompts(pair.folder / "prompts.jsonl"):
         ids = pair.tokenizer(prompt["text"])["input_ids"][:PROMPT_TOKENS]
         prompts.append(pair.tokenizer.decode(ids))
-    callbacks = []
-    if (chosen := RUNS[name]) is not None:
+    chosen = RUNS[name]
+    rollouts = None
+    if chosen is not None:
         drafter = copy.deepcopy(pair.drafter)
         drafter.config.draft_length = "full"
-        callbacks = [DraftedRollouts(drafter, **chosen)]
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = GRPOConfig(
-            folder, max_steps=options.steps, learning_rate=options.learning_rate, num_generations=8,
-            per_device_train_batch_size=8, max_completion_length=options.max_new_tokens, logging_steps=1, beta=0.0,
-            lr_scheduler_type="constant", save_strategy="no", report_to="none", bf16=False, use_cpu=True,
-            disable_tqdm=True, seed=options.seed,
-        )  # fmt: skip
-        trainer = GRPOTrainer(
-            copy.deepcopy(pair.target), reward, arguments, train_dataset=Dataset.from_dict({"prompt": prompts}),
-            processing_class=pair.tokenizer, callbacks=callbacks,
-        )  # fmt: skip
-        trainer.train()
-    logs = [log for log in trainer.state.log_history if "loss" in log]
-    kept = [{key: log[key] for key in log if key in FIGURES or key.startswith("rollout/")} for log in logs]
-    return [{"run": name, "step": step} | log for step, log in enumerate(kept, start=1)]
+        rollouts = TimedRollouts(drafter, **chosen)
+    origin = {"run": name, "options": chosen, "pair": pair.name, "max_new_tokens": options.max_new_tokens}
+    origin |= {"learning_rate": options.learning_rate, "seed": options.seed, "trl": trl_version} | provenance()
+    recorder = Recorder(origin, rollouts, options.rows, num_written)
+    arguments = GRPOConfig(
+        str(folder), max_steps=options.steps, learning_rate=options.learning_rate, num_generations=8,
+        per_device_train_batch_size=8, max_completion_length=options.max_new_tokens, logging_steps=1, beta=0.0,
+        lr_scheduler_type="constant", save_strategy="steps", save_steps=SAVE_STEPS, save_total_limit=1,
+        report_to="none", bf16=False, use_cpu=True, disable_tqdm=True, seed=options.seed,
+    )  # fmt: skip
+    trainer = GRPOTrainer(
+        copy.deepcopy(pair.target), reward, arguments, train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=pair.tokenizer, callbacks=[*filter(None, [rollouts]), recorder],
+    )  # fmt: skip
+    trainer.train(resume_from_checkpoint=get_last_checkpoint(folder))
 
 
 def main() -> None:
-    """Train each run in turn, print a summary and write rows."""
+    """Train each run in turn and write rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=Path, help="JSONL file to write")
+    parser.add_argument("--rows", type=Path, required=True, help="JSONL file to append to")
+    parser.add_argument("--work", type=Path, help="folder for checkpoints (default: a temporary one)")
     parser.add_argument("--runs", nargs="+", choices=RUNS, default=list(RUNS))
     parser.add_argument("--steps", type=int, default=60, help="optimizer steps of the policy (default: 60)")
     parser.add_argument("--max-new-tokens", type=int, default=64, help="tokens of a completion (default: 64)")
@@ -83,14 +141,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     pair = load_pair()
-    origin = {"pair": pair.name, "max_new_tokens": options.max_new_tokens, "learning_rate": options.learning_rate}
-    origin |= {"seed": options.seed} | provenance()
     for name in options.runs:
-        rows = train(pair, name, options)
-        print(json.dumps(rows[-1]), flush=True)
-        if options.rows:
-            with options.rows.open("a", encoding="utf-8") as file:
-                file.writelines(json.dumps(row | {"options": RUNS[name]} | origin) + "\n" for row in rows)
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(options.work or temporary, name)
+            folder.mkdir(parents=True, exist_ok=True)
+            train(pair, name, options, folder)
 
 
 if __name__ == "__main__":

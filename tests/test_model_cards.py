@@ -128,9 +128,9 @@ def test_the_fault_of_norms_is_that_of_its_rows():
 def test_what_more_training_brought_is_what_its_rows_say():
     page = " ".join((CARDS.parent / "docs" / "results.md").read_text().split())
     rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "going-on.jsonl").read_text().splitlines()]
-    steps, seconds = (sum(row[name] for row in rows) for name in ("steps", "train_runtime"))
+    steps = sum(row["steps"] for row in rows)
     length = rows[-1]["eval_walked_acceptance_length"]
-    assert f"Another {steps:,} steps, {seconds / 3600:.1f} hours on two cores, raised this to {length:.2f}" in page
+    assert f"Another {steps:,} steps raised this to [{length:.2f}]" in page
     times_read = rows[-1]["steps"] * rows[-1]["rows_per_step"] / int(rows[-1]["rows"].split()[0])
     assert f"the last {rows[-1]['steps']:,} read the same text {times_read:.0f} times" in page
     rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "going-on-gpu.jsonl").read_text().splitlines()]

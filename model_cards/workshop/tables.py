@@ -250,12 +250,11 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
 
 
 def recipe(folder: Path, files: Sequence[str]) -> str:
-    """CPU-minutes of each stage of a recipe, by the first of FILES, and what its drafter gained, by the other."""
-    stages = read_runs(folder / files[0])
+    """CPU-minutes of each stage of a recipe, by the first of FILES, and what its drafter emitted, by the other."""
     spent: dict[str, float] = {}
-    for row in stages:
+    for row in read_runs(folder / files[0]):
         spent[row["stage"]] = spent.get(row["stage"], 0.0) + row["cpu_minutes"]
-    took = ", ".join(f"{name} {minutes:.1f}" for name, minutes in spent.items())
+    took = ", ".join(f"{name} {time:.1f}" for name, time in spent.items())
     rows = measured(read_rows(folder / files[1]))
     others = [row for row in rows if row["method"] != BASELINE]
     emitted = ", ".join(
@@ -263,9 +262,11 @@ def recipe(folder: Path, files: Sequence[str]) -> str:
         for method in dict.fromkeys(row["method"] for row in others)
     )
     return (
-        f"CPU-minutes: {took}; {sum(spent.values()):.1f} in all. Tokens per forward, greedy: {emitted}. "
-        f"{count_equal(others)} of {len(others)} outputs equal plain `generate`'s ([rows]({files[1]}): "
-        f"{len({row['prompt'] for row in rows})} prompts, {_machine(rows[0])}).\n"
+        f"- CPU-minutes: {took}; together {sum(spent.values()):.1f}.\n"
+        f"- Tokens per forward: {emitted}.\n"
+        f"- [{Path(files[1]).name}]({files[1]}): {len({row['prompt'] for row in rows})} prompts, "
+        f"{count_equal(others)} of {len(others)} outputs equal plain "
+        f"`generate`'s; {_machine(rows[0])}.\n"
     )
 
 

@@ -45,7 +45,7 @@ def test_what_a_recipe_took_is_the_sum_of_its_runs(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("<!-- recipe:begin stages.jsonl rows.jsonl -->\n<!-- recipe:end -->\n")
     text = filled(page)
-    assert "CPU-minutes: target 1.5, data 2.2; 3.8 in all." in text
+    assert "CPU-minutes: target 1.5, data 2.2; together 3.8." in text
     assert f"Domino {number(summarize(ROWS, 'domino_adaptive', 'greedy').tokens_per_forward)}" in text
 
 

@@ -95,7 +95,7 @@ def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrain
         counts = count_tokens(rows, vocab_size)
         found = [most_frequent(counts, size)]
         share = counts[found[0]].sum() / max(counts.sum(), 1)
-        said = f"{share:.2%} of the training text, in which {int((counts > 0).sum())} occur"
-        notice(f"the draft vocabulary: {size} of {vocab_size} tokens, {said}.")
+        said = f"{share:.2%} of the training text, which has {int((counts > 0).sum())} different ones"
+        notice(f"the draft vocabulary: {size} of {vocab_size} tokens make up {said}.")
     broadcast_object_list(found)
     drafter.d2t.copy_(d2t_of(found[0], vocab_size))

@@ -57,7 +57,7 @@ def test_a_head_for_a_restricted_dflash_drafter(target, make_drafter, make_train
 def test_the_command_counts_once_and_a_resumed_run_takes_what_is_stored(recipe, train, tmp_path, caplog):
     recipe["draft_vocab_size"] = 12
     assert train(recipe, "--max_steps", "2") == 0
-    assert "the draft vocabulary: 12 of 64 tokens, 100.00% of the training text" in caplog.text
+    assert "the draft vocabulary: 12 of 64 tokens make up 100.00% of the training text" in caplog.text
     stored = DominoDraftModel.from_pretrained(tmp_path / "run").d2t
     rows = load_rows(recipe["train_file"], AutoTokenizer.from_pretrained(recipe["target"]))
     assert torch.equal(stored, d2t_of(most_frequent(count_tokens(rows, 64), 12), 64))

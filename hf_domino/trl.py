@@ -75,10 +75,10 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         buffer_tokens: int = 16384,
         learning_rate: float = 5e-4,
     ):
-        check_range("update_every", update_every, 0)
-        check_range("update_steps", update_steps, 1)
-        check_range("buffer_tokens", buffer_tokens, 2)
-        check_range("learning_rate", learning_rate, 0, 1, is_whole=False)
+        check_range("update_every", update_every, 0, hint="0 to leave the drafter as it is")
+        check_range("update_steps", update_steps, 1, hint="left out: 4")
+        check_range("buffer_tokens", buffer_tokens, 2, hint="left out: 16384")
+        check_range("learning_rate", learning_rate, 1e-12, 1, hint="left out: 5e-4", is_whole=False)
         self.drafter = drafter
         self.update_every = update_every
         self.update_steps = update_steps

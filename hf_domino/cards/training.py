@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,7 @@ EVALUATION_NOTE = (
 def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None, folder: Path | None = None) -> str:
     """Write a section with `facts` and the steps, tokens, hours, losses and evaluations that a trainer recorded.
 
-    With matplotlib, a picture of the training is drawn into the folder, for the section to show.
+    If the folder has a picture of the training, which [`draw_training`] draws, the section shows it.
     """
     log = [entry for entry in state.log_history if "base_loss" in entry]
     # The last step may be evaluated twice: at the end of its interval, and at the end of the training.
@@ -47,16 +46,21 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
         parts += [LOG_NOTE, _columns(log, LOG_COLUMNS)]
     if evaluations:
         parts += [EVALUATION_NOTE, _columns(evaluations, EVALUATION, prefix="eval_")]
-    if folder is not None and len(log) > 1 and find_spec("matplotlib"):
-        _draw(log, evaluations, folder / FIGURE)
+    if folder is not None and (folder / FIGURE).is_file():
         parts.append(f"![Losses by step, and acceptance by position]({FIGURE})")
     return "\n\n".join(parts)
 
 
-def _draw(log: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the losses of every step, and how often each position was right in the last evaluation."""
+def draw_training(state: TrainerState, folder: Path) -> None:
+    """Draw the losses of every step, and how often each position was right in the last evaluation.
+
+    Raises:
+        ImportError: Without matplotlib.
+    """
     from matplotlib.figure import Figure
 
+    log = [entry for entry in state.log_history if "base_loss" in entry]
+    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for field, label in LOSSES.items():
@@ -67,13 +71,14 @@ def _draw(log: Sequence[Mapping[str, Any]], evaluations: Sequence[Mapping[str, A
     left.set(xlabel="step", ylabel="loss")
     last = evaluations[-1] if evaluations else {}
     for prefix, label in POSITIONS.items():
-        rates = [value for field, value in last.items() if field.startswith(prefix)]
+        rates = {int(field.removeprefix(prefix)): value for field, value in last.items() if field.startswith(prefix)}
         if rates:
-            right.plot(range(1, len(rates) + 1), rates, marker="o", label=label)
+            right.plot(*zip(*sorted(rates.items()), strict=True), marker="o", label=label)
     right.set(xlabel="position in the draft", ylabel="share that is right, if all before are", ylim=(0, 1))
     for axes in (left, right):
         if axes.lines:
             axes.legend()
+    path = folder / FIGURE
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
 

@@ -64,6 +64,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _begin(parser)
     for action in HfArgumentParser(_groups(), add_help=False)._actions:
         action.default = argparse.SUPPRESS  # the YAML file decides flags that are not given
+        if action.dest == "start_from_target":  # true, false, or what minutes decide
+            action.nargs = "?"
+            action.const = True
         parser._add_action(action)
 
 

@@ -100,9 +100,7 @@ def check_range(field: str, value: Any, low: float, high: float | None = None, h
         return
     else:
         allowed = f"at least {low}" if high is None else f"in [{low}, {high}]"
-    if hint:
-        allowed += f" ({hint})"
-    raise refusal(field, allowed, value, "Leave it out for its default.")
+    raise ValueError(f"{field} must be {allowed}{f' ({hint})' if hint else ''}, got {value!r}.")
 
 
 def _check_sizes(config: Any) -> None:

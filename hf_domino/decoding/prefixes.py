@@ -84,8 +84,8 @@ class Prefixes:
         """All of it in one shape, `[B, 2 + capacity]`: of each its row, its number of tokens, its ids, and anything."""
         length = self.longest
         text = torch.nn.functional.pad(self.ids[:, :length], (2, capacity - length))
-        facts = torch.tensor([self.rows, self.lengths]).T  # in one transfer
-        text[:, :2] = facts.to(text.device, non_blocking=True)
+        text[:, :1] = self.per_row(self.rows)
+        text[:, 1:2] = self.ends
         return text
 
     @classmethod

@@ -7,9 +7,11 @@ that are thrown away, and what they tell says how many rows and anchors leave en
 from __future__ import annotations
 
 import copy
+import json
 import tempfile
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
@@ -27,6 +29,7 @@ TIMED = ((1, LEAST_ANCHORS), (LEAST_ROWS, LEAST_ANCHORS), (LEAST_ROWS, 3 * LEAST
 TIMED_STEPS = 2  # after a first one, which allocates
 FOR_EVALUATION = 0.1  # share of the time, where there is one
 FOR_SAVING = 0.02
+PLAN_FILE = "plan.json"
 LARGE_VOCABULARY = 100_000
 USUAL_DRAFT_VOCABULARY = 32_768
 SHORTEST = 1e-9  # seconds that a measured difference counts for at least
@@ -62,7 +65,7 @@ def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchor
     num_rows = min(max(int(for_rows / a_row), few), most_rows)
     more_anchors = max(int((for_rows / num_rows - a_row) / an_anchor), 0)
     num_anchors = min(LEAST_ANCHORS + more_anchors, most_anchors)
-    taken = a_step + num_rows * (a_row + (num_anchors - LEAST_ANCHORS) * an_anchor)
+    taken = max(a_step + num_rows * (a_row + (num_anchors - LEAST_ANCHORS) * an_anchor), min(timed) / 2)
     num_steps = max(int(seconds / taken), 1)
     return {"max_steps": num_steps, "per_device_train_batch_size": num_rows, "num_anchors": num_anchors}
 
@@ -86,7 +89,7 @@ def follow_minutes(
         since (`float`): When the minutes began, by `time.perf_counter`.
 
     Returns:
-        `StopInTime`: What ends the training if the machine becomes slower.
+        `StopInTime`: What ends the training if its steps take longer than those that were timed.
     """
     assert args.minutes is not None
     most_rows = args.per_device_train_batch_size
@@ -99,11 +102,26 @@ def follow_minutes(
         raise refusal("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
     args.__dict__.update(plan)
+    if args.process_index == 0:
+        path = Path(args.output_dir, PLAN_FILE)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(plan) + "\n", encoding="utf-8")
     notice(
         f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {plan}, with blocks of "
         f"{drafter.config.block_size}."
     )
     return StopInTime(end)
+
+
+def go_on_with_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
+    """Set the fields that the run of a checkpoint planned: it ends after their steps, however long these take."""
+    path = Path(args.output_dir, PLAN_FILE)
+    if not path.is_file():
+        remedy = f"{path} is missing, so set max_steps, num_anchors and per_device_train_batch_size as they were."
+        raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    args.__dict__.update(plan)
+    notice(f"the run goes on from {checkpoint} with the plan that it began with: {plan}.")
 
 
 def _seconds_of_step(
@@ -126,6 +144,7 @@ def _seconds_of_step(
             disable_tqdm=True,
             enable_jit_checkpoint=False,
             report_to=[],
+            push_to_hub=False,
             save_strategy="no",
             eval_strategy="no",
             logging_strategy="no",
@@ -133,26 +152,24 @@ def _seconds_of_step(
         trainer = DominoTrainer(copy.deepcopy(drafter), target, scratch, train_dataset=rows, callbacks=[clock])
         trainer.remove_callback(PrinterCallback)
         trainer.train()
-    return sum(clock.seconds[1:]) / TIMED_STEPS
+    return (clock.seconds[-1] - clock.seconds[1]) / TIMED_STEPS
 
 
 class _Clock(TrainerCallback):
-    """Times steps."""
+    """Times steps, with what the trainer does between them."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
         """Note when the step begins."""
-        self.seconds.append(-time.perf_counter())
+        self.seconds.append(time.perf_counter())
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-        """Note how long it took."""
-        self.seconds[-1] += time.perf_counter()
+    on_train_end = on_step_begin
 
 
 class StopInTime(TrainerCallback):
-    """Ends a training whose minutes are over though its steps are not: the machine has become slower.
+    """Ends a training whose minutes are over though its steps are not.
 
     Args:
         end (`float`): When, by `time.perf_counter`.
@@ -166,8 +183,8 @@ class StopInTime(TrainerCallback):
         if time.perf_counter() > self._end and state.global_step < state.max_steps:
             control.should_training_stop = True
             notice(
-                f"the {args.minutes:g} minutes are over after {state.global_step} of {state.max_steps} steps: the "
-                "machine became slower than when its steps were timed. The learning rate has not decayed to its end."
+                f"the {args.minutes:g} minutes are over after {state.global_step} of {state.max_steps} steps, which "
+                "took longer than those that were timed. The learning rate has not decayed to its end."
             )
             state.max_steps = state.global_step
 

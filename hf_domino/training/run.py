@@ -6,7 +6,6 @@ import copy
 import shlex
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino._common.dtypes import fast_dtype
+from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration.domino_config import DominoConfig
@@ -28,7 +28,7 @@ from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
-from hf_domino.training.plan import follow_minutes, say_what_it_takes
+from hf_domino.training.plan import follow_minutes, go_on_with_plan, say_what_it_takes
 from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
@@ -106,6 +106,8 @@ def make_trainer(
         drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)
     checkpoint = find_checkpoint(args, drafter.config, names.overwrite)
+    if checkpoint and args.minutes is not None:
+        go_on_with_plan(args, checkpoint)
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own
         take_frequent_tokens(drafter, rows[0], args)
@@ -114,16 +116,15 @@ def make_trainer(
             start_from_target(drafter, target, text)
         elif names.start_from_target is None and args.minutes is not None:
             started = copy.deepcopy(drafter)
-            with suppress(ValueError):  # layers of some targets do not fit
+            try:
                 start_from_target(started, target, text)
                 drafter = started
+            except ValueError as error:
+                notice(f"the drafter starts from random weights, not from the target's layers: {error}")
     if names.cache_hidden_states:
         rows = with_states(target, drafter.config, rows, names, args)
     callbacks = []
-    if args.minutes is not None:
-        if checkpoint:
-            remedy = "The run keeps the plan that it began with: set the fields that it named."
-            raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
+    if args.minutes is not None and not checkpoint:
         callbacks.append(follow_minutes(drafter, target, args, rows[0], rows[1], since))
     trainer = DominoTrainer(
         drafter,
@@ -171,6 +172,9 @@ def check_fields(
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights already: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
+    if args.minutes is not None and args.eval_strategy != "no":
+        remedy = "Its time is planned for steps and one evaluation at the end: leave one of the two out."
+        raise refusal("eval_strategy with minutes", "no", args.eval_strategy.value, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
         raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, "Set eval_file too.")
     overrides = shape.overrides()

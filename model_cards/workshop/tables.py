@@ -201,7 +201,7 @@ def trained(folder: Path, files: Sequence[str]) -> str:
 
 
 def minutes(folder: Path, files: Sequence[str]) -> str:
-    """Tokens a forward of each method by rate, after as many steps as about three minutes gave it."""
+    """Tokens a forward of each method by rate, and in brackets the steps, which took about three minutes."""
     rows = [row for row in read_runs(folder / files[0]) if row["cpu_seconds"] < THREE_MINUTES]
     rates = sorted({row["muon_learning_rate"] for row in rows})
     body = []
@@ -209,13 +209,14 @@ def minutes(folder: Path, files: Sequence[str]) -> str:
         cells = []
         for rate in rates:
             found = [row for row in rows if (row["method"], row["muon_learning_rate"]) == (method, rate)]
-            best = max(found, key=lambda row: row["steps"], default=None)
-            cells.append("" if best is None else f"{best['tokens_per_forward']:.2f} ({best['steps']} steps)")
+            cells.append(", ".join(f"{row['tokens_per_forward']:.2f} ({row['steps']})" for row in found))
         body.append([f"`{method}`", *cells])
     first = rows[0]
+    commits = ", ".join(sorted({row["commit"][:7] for row in rows}))
     return (
         f"{markdown_table([f'rate {rate}' for rate in rates], body)}\n- [{Path(files[0]).name}]({files[0]}): "
-        f"{first['target']}, {first['num_texts']} held-out texts, one thread, {_machine(first)}.\n"
+        f"{first['target']}, {first['num_texts']} held-out texts, one thread, {first['hardware']}, commits {commits}, "
+        f"{first['date']}.\n"
     )
 
 

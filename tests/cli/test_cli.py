@@ -147,7 +147,7 @@ def test_all_fields_of_training_are_flags_and_ours_are_shown(capsys):
     assert {*groups[0], *groups[1], *groups[2], *train.FROM_TRANSFORMERS} < ours | {*train.FROM_TRANSFORMERS} < listed
     assert set(train.FROM_TRANSFORMERS) < set(groups[-1])
     assert shown.index("--target ") < shown.index("--num-anchors ") < shown.index("--output-dir ")
-    assert "Most blocks trained per sequence and step. (default: 256)" in " ".join(shown.split())
+    assert "Train on at most this many blocks of each example in a step. (default: 256)" in " ".join(shown.split())
     assert cli.parse(["train", "--adam-beta1", "0.5"]).adam_beta1 == 0.5
 
 

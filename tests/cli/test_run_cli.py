@@ -48,6 +48,7 @@ def models(tiny_qwen3, tiny_tokenizer, tmp_path_factory):
     return folders
 
 
+@pytest.mark.slow
 def test_a_program_drafts_by_an_adapter(models, tmp_path):
     """Its target is that of its training."""
     target, _, other, drafter = models

@@ -55,7 +55,7 @@ def drafter_of(method, target, make_drafter):
 
 
 @pytest.mark.parametrize("method", [*METHODS, "recycling"])
-def test_greedy_text_of_transformers_loop_is_plain_text(method, native, tiny_llama, make_drafter):
+def test_greedy_text_of_transformers_loop_is_plain_text(method, native, tiny_llama, make_drafter, forward_clock):
     drafter = drafter_of(method, tiny_llama, make_drafter)
     plain = tiny_llama.generate(PROMPT, **GREEDY)
     assert native(tiny_llama, drafter, PROMPT, **GREEDY).tolist() == plain.tolist()
@@ -98,6 +98,7 @@ def test_end_of_text_padding_and_processors(native, tiny_qwen3, make_drafter):
         assert native(tiny_qwen3, drafter, ids, **options).tolist() == expected
 
 
+@pytest.mark.slow
 def test_sampled_text_of_transformers_loop_has_the_targets_distribution(native, twelve_tokens, make_drafter):  # noqa: F811
     drafter = make_drafter(twelve_tokens, block_size=4, num_hidden_layers=1)
     options = {"do_sample": True, "top_k": 5, "temperature": 0.7, "max_new_tokens": 4}

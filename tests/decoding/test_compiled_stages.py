@@ -142,6 +142,7 @@ def test_later_calls_compile_nothing(tiny_qwen3, make_drafter, config, traced):
     assert len(traced) == 4
 
 
+@pytest.mark.slow
 def test_hooks_are_seen_as_they_come_and_go(tiny_qwen3, make_drafter, config, traced):
     drafter, plain = make_drafter(tiny_qwen3), tiny_qwen3.generate(PROMPT, **GREEDY)
     assert torch.equal(generate(tiny_qwen3, drafter, config), plain)
@@ -165,6 +166,7 @@ def test_nothing_that_is_kept_holds_a_model(make_drafter, config):
     assert [one() for one in kept] == [None] * 2
 
 
+@pytest.mark.slow
 def test_blocks_of_all_lengths_and_a_batch_that_ends_row_by_row_are_compiled_once(
     tiny_qwen3, make_drafter, config, traced, warned
 ):

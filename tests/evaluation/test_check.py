@@ -65,6 +65,7 @@ def test_bundled_drafter_fits(pair, held_out, forward_clock):
     assert f"Faster than plain: {result.speed_up:.2f} x with this drafter, slower than plain in 0 of 4 prompts" in shown
 
 
+@pytest.mark.slow
 def test_rounds_are_told_apart_by_the_tokens_before_them(pair, held_out, forward_clock):
     ids = pair.tokenizer(held_out[:4])["input_ids"]
     long = [token for each in ids for token in each]
@@ -105,6 +106,7 @@ def test_one_position_off(pair, held_out, name, request):
     assert f"with shift_label={right.config.shift_label}" in result.causes[0].evidence
 
 
+@pytest.mark.slow
 def test_a_file_that_does_not_tell_the_order_of_its_block(pair, twin, held_out, tmp_path):
     """The twin as DeepSpec's, whose trainer has the other order: loaded as its files are, and as the self-test says."""
     twin.export(tmp_path, dtype=torch.float32)

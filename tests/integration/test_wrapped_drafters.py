@@ -66,7 +66,7 @@ def test_a_vocabulary_that_differs_by_padding(wide_llama, name, own):
     drafter = drafter if some is None else drafter.restricted(range(3, some))
     plain = wide_llama.generate(PROMPT, **OPTIONS)
     if is_counted:
-        with pytest.raises(ValueError, match=rf"vocab_size must be 80 .* got {own}\. Load the .* fits as ") as error:
+        with pytest.raises(ValueError, match=rf"vocab_size must be 80 .* got {own}\. Load the .* use ") as error:
             wide_llama.generate(PROMPT, assistant_model=drafter, **OPTIONS)
         assert drafter.config.vocab_size == own
         if name == "Domino":

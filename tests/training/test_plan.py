@@ -87,12 +87,24 @@ def test_a_machine_that_becomes_slower_ends_the_run(timed, train, tmp_path, capl
     assert "blocks of 7" in caplog.text
 
 
+def test_a_run_that_was_broken_off_goes_on_with_its_plan(timed, train, tmp_path, caplog, forward_clock):
+    fields = timed | {"eval_file": None, "minutes": 0.4, "save_strategy": "steps", "save_steps": 2}
+    assert train(fields) == 0
+    state = tmp_path / "run" / "trainer_state.json"
+    planned = json.loads(state.read_text())["max_steps"]
+    state.unlink()  # as if it had been killed before its end
+    assert train(fields) == 0
+    assert "with the plan that it began with" in caplog.text
+    assert json.loads(state.read_text())["global_step"] == planned
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"minutes": 0}, "minutes must be above 0, got 0"),
         ({"minutes": 1, "max_steps": 5}, "max_steps with minutes must be left out, got 5"),
         ({"minutes": 0.01}, "minutes must be enough for a step, got 0.01"),
+        ({"minutes": 1, "eval_strategy": "steps"}, "eval_strategy with minutes must be no, got 'steps'"),
     ],
 )
 def test_times_that_make_no_plan(change, message, timed, train, capsys, forward_clock):

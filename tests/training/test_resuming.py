@@ -86,7 +86,7 @@ def test_a_copy_in_another_dtype_and_place_goes_on(finished, recipe, train, save
     copied = tmp_path / "copy"
     AutoModelForCausalLM.from_pretrained(saved_pair[0], dtype=torch.bfloat16).save_pretrained(copied)
     AutoTokenizer.from_pretrained(saved_pair[0]).save_pretrained(copied)
-    assert train(recipe | {"target": str(copied), "max_steps": 5, "eval_file": None}) == 0
+    assert train(recipe | {"target": str(copied), "target_dtype": "bfloat16", "max_steps": 5, "eval_file": None}) == 0
     assert DominoDraftModel.from_pretrained(finished).config.target_dtype == "bfloat16"
 
 

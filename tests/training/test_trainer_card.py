@@ -8,7 +8,7 @@ import re
 from huggingface_hub import ModelCard
 from transformers import TrainerState
 
-from hf_domino.cards.training import MOST_LOG_ROWS, training_section
+from hf_domino.cards.training import MOST_LOG_ROWS, draw_training, training_section
 
 
 def cells(card: str, first: str) -> list[str]:
@@ -55,6 +55,16 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     )
     assert card.count("My own words.") == card.count("## Training") == 1
     assert str(tmp_path) not in card
+
+
+def test_a_picture_has_positions_in_order_and_gaps_where_none_was_counted(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda axes, x, y, **_: drawn.append((list(x), list(y))))
+    state = TrainerState()
+    state.log_history = [{"step": 1, "base_loss": 2.0, "corrected_loss": 2.0}, {"step": 1, "eval_loss": 2.0}]
+    state.log_history[1] |= {f"eval_accept_at_{place}": 1 / place for place in (1, 10, 11, 2, 4)}
+    draw_training(state, tmp_path)
+    assert drawn[-1] == ([1, 2, 4, 10, 11], [1 / place for place in (1, 2, 4, 10, 11)])
 
 
 def test_long_logs_are_thinned():

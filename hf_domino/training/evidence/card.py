@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from hf_domino._common.provenance import provenance
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, merge_card, read_text
-from hf_domino.cards.training import training_section
+from hf_domino.cards.training import draw_training, training_section
 from hf_domino.data.rows import RowCounts
 from hf_domino.training.fields import RECORDED
 
@@ -37,6 +38,8 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
     path = Path(args.output_dir) / CARD
     if isinstance(known.get("datasets"), str):
         known["datasets"] = [known["datasets"]]
+    with suppress(ImportError, OSError):  # a card without a picture is a card
+        draw_training(trainer.state, path.parent)
     peft_config = getattr(trainer.model, "peft_config", None)
     adapter = peft_config and peft_config[trainer.model.active_adapter].to_dict()
     card = render_card(

@@ -225,11 +225,11 @@ def test_only_the_newest_rollouts_are_kept_without_padding(target):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"update_every": -1}, r"update_every must be at least 0, got -1\. Leave it out"),
-        ({"update_steps": 0}, r"update_steps must be at least 1, got 0\. Leave it out"),
-        ({"update_steps": 2.5}, r"update_steps must be a whole number, got 2\.5\. Leave it out"),
-        ({"buffer_tokens": 1}, r"buffer_tokens must be at least 2, got 1\. Leave it out"),
-        ({"learning_rate": float("nan")}, r"learning_rate must be in \[0, 1\], got nan\. Leave it out"),
+        ({"update_every": -1}, r"update_every must be at least 0 \(0 to leave the drafter as it is\), got -1"),
+        ({"update_steps": 0}, r"update_steps must be at least 1 \(left out: 4\), got 0"),
+        ({"update_steps": 2.5}, r"update_steps must be a whole number \(left out: 4\), got 2\.5"),
+        ({"buffer_tokens": 1}, r"buffer_tokens must be at least 2 \(left out: 16384\), got 1"),
+        ({"learning_rate": float("nan")}, r"learning_rate must be in \[1e-12, 1\] \(left out: 5e-4\), got nan"),
     ],
 )
 def test_numbers_out_of_range_are_refused_at_once(options, message):

@@ -10,7 +10,7 @@ import copy
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +107,17 @@ def follow_minutes(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(plan) + "\n", encoding="utf-8")
     notice(
-        f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {plan}, with blocks of "
+        f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {_said(plan)}, with blocks of "
         f"{drafter.config.block_size}."
     )
     return StopInTime(end)
+
+
+def _said(plan: Mapping[str, int]) -> str:
+    """Say a plan in words."""
+    return "{max_steps} steps of {per_device_train_batch_size} examples, each with up to {num_anchors} blocks".format(
+        **plan
+    )
 
 
 def go_on_with_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
@@ -121,7 +128,7 @@ def go_on_with_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
         raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
     plan = json.loads(path.read_text(encoding="utf-8"))
     args.__dict__.update(plan)
-    notice(f"the run goes on from {checkpoint} with the plan that it began with: {plan}.")
+    notice(f"the run goes on from {checkpoint} with the plan that it began with: {_said(plan)}.")
 
 
 def _seconds_of_step(

@@ -172,6 +172,9 @@ def check_fields(
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights already: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
+    if args.minutes is not None and args.world_size > 1:
+        remedy = "Processes would stop at different steps: set max_steps."
+        raise refusal("minutes with several processes", "left out", args.minutes, remedy)
     if args.minutes is not None and args.eval_strategy != "no":
         remedy = "Its time is planned for steps and one evaluation at the end: leave one of the two out."
         raise refusal("eval_strategy with minutes", "no", args.eval_strategy.value, remedy)

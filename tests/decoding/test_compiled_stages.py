@@ -253,6 +253,7 @@ def test_a_static_cache_alone_asks_for_it_on_a_gpu():
     assert [case for case, is_compiled in found.items() if is_compiled] == [("cuda", None)]
 
 
+@pytest.mark.slow
 def test_a_layer_that_is_left_to_python_writes_behind_a_prompt_as_wide_as_a_block(tiny_qwen3, make_drafter):
     drafter, attention = make_drafter(tiny_qwen3), tiny_qwen3.model.layers[1].self_attn
     prompt = PROMPT[:, : drafter.config.num_draft_tokens + 1]

@@ -13,6 +13,9 @@ from hf_domino import DominoDraftModel
 from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, LEAST_ROWS, plan_for
 
 
+ONE_ROW = {"per_device_train_batch_size": 1}
+
+
 def times(few=LEAST_ROWS):
     """Seconds of the timed steps, where 0.2 are a step's, 0.06 a row's and 0.005 an anchor's."""
     sizes = [(1, LEAST_ANCHORS), (few, LEAST_ANCHORS), (few, 3 * LEAST_ANCHORS)]
@@ -78,7 +81,7 @@ def test_a_run_of_minutes_ends_in_time_and_starts_from_the_target(timed, train, 
 def test_a_machine_that_becomes_slower_ends_the_run(timed, train, tmp_path, caplog, forward_clock, monkeypatch):
     from hf_domino.training import plan
 
-    monkeypatch.setattr(plan, "plan_for", lambda *_: {"max_steps": ENOUGH_STEPS, "num_anchors": 6})
+    monkeypatch.setattr(plan, "plan_for", lambda *_: {"max_steps": ENOUGH_STEPS, "num_anchors": 6, **ONE_ROW})
     # This method cannot start from the target.
     assert train(timed | {"eval_file": None, "minutes": 0.5, "projector_type": "eagle3"}) == 0
     state = json.loads((tmp_path / "run" / "trainer_state.json").read_text())

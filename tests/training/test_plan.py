@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 from hf_domino import DominoDraftModel
 from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, LEAST_ROWS, plan_for
 
-
 ONE_ROW = {"per_device_train_batch_size": 1}
 
 

@@ -31,9 +31,7 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
 
     If the folder has a picture of the training, which [`draw_training`] draws, the section shows it.
     """
-    log = [entry for entry in state.log_history if "base_loss" in entry]
-    # The last step may be evaluated twice: at the end of its interval, and at the end of the training.
-    evaluations = list({entry["step"]: entry for entry in state.log_history if "eval_loss" in entry}.values())
+    log, evaluations = _recorded(state)
     hours = log[-1].get("hours") if log else None
     recorded = {
         "steps": state.global_step,
@@ -59,8 +57,7 @@ def draw_training(state: TrainerState, folder: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    log = [entry for entry in state.log_history if "base_loss" in entry]
-    evaluations = [entry for entry in state.log_history if "eval_loss" in entry]
+    log, evaluations = _recorded(state)
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for field, label in LOSSES.items():
@@ -81,6 +78,14 @@ def draw_training(state: TrainerState, folder: Path) -> None:
     path = folder / FIGURE
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
+
+
+def _recorded(state: TrainerState) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
+    """The entries of training steps, and of evaluations, one a step."""
+    log = [entry for entry in state.log_history if "base_loss" in entry]
+    # The last step may be evaluated twice: at the end of its interval, and at the end of the training.
+    evaluations = {entry["step"]: entry for entry in state.log_history if "eval_loss" in entry}
+    return log, list(evaluations.values())
 
 
 def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:

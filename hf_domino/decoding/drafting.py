@@ -158,15 +158,10 @@ class GrowingDraftSession(DraftSession):
         super().__init__(*arguments)
         drafter = self.drafter
         self._cache = context or drafter.new_context()
+        self._table: InputTable | None = None
         # On other devices, knowing which token to look up would have to be waited for.
-        if drafter.head and drafter.device.type == "cpu":
-            gru = drafter.head.gru
-        else:
-            gru = None
-        if gru is None:
-            self._table = None
-        else:
-            self._table = InputTable(gru, self.target)
+        if drafter.head and drafter.head.gru is not None and drafter.device.type == "cpu":
+            self._table = InputTable(drafter.head.gru, self.target)
         self._device = drafter.device  # the drafter looks it up among its parameters
         self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
         self._positions: list[torch.Tensor] = []  # [B, C] each, absolute

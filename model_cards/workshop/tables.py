@@ -212,11 +212,9 @@ def minutes(folder: Path, files: Sequence[str]) -> str:
             cells.append(", ".join(f"{row['tokens_per_forward']:.2f} ({row['steps']})" for row in found))
         body.append([f"`{method}`", *cells])
     first = rows[0]
-    commits = ", ".join(sorted({row["commit"][:7] for row in rows}))
     return (
         f"{markdown_table([f'rate {rate}' for rate in rates], body)}\n- [{Path(files[0]).name}]({files[0]}): "
-        f"{first['target']}, {first['num_texts']} held-out texts, one thread, {first['hardware']}, commits {commits}, "
-        f"{first['date']}.\n"
+        f"{first['target']}, {first['num_texts']} held-out texts, one thread, {_machine(*rows)}.\n"
     )
 
 
@@ -285,9 +283,11 @@ def _title(drafter: ReleasedDrafter) -> str:
     return DominoConfig.of_method(drafter.method).title
 
 
-def _machine(row: Row) -> str:
-    """What a row was measured on: hardware, commit and date."""
-    return f"{row['hardware']}, commit {row['commit'][:7]}, {row['date']}"
+def _machine(*rows: Row) -> str:
+    """What rows were measured on: hardware and date of the first, and every commit."""
+    commits = sorted({row["commit"][:7] for row in rows})
+    noun = "commit" if len(commits) == 1 else "commits"
+    return f"{rows[0]['hardware']}, {noun} {', '.join(commits)}, {rows[0]['date']}"
 
 
 def _name(rows: Sequence[Row]) -> str:

@@ -70,4 +70,4 @@ def test_everything_that_needs_a_gpu_runs_dry(tmp_path):
     script = [sys.executable, str(FOLDER / "on_gpu.py"), "--output", str(tmp_path), "--dry-run"]
     subprocess.run(script, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     names = {path.stem for path in tmp_path.iterdir()}
-    assert names == {"correct_and_choose", "gru_step", "head", "lanes", "rounds", "trees", "pairs"}
+    assert names == {"correct_and_choose", "gru_step", "head", "lanes", "rounds", "trees", "pair", "pair_4", "pair_8"}

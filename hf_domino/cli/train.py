@@ -60,11 +60,12 @@ def add_help(parser: argparse.ArgumentParser) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the YAML file and every field, those of Transformers' training arguments included, as flags."""
     from transformers import HfArgumentParser
+    from transformers.hf_argparser import string_to_bool
 
     _begin(parser)
     for action in HfArgumentParser(_groups(), add_help=False)._actions:
         action.default = argparse.SUPPRESS  # the YAML file decides flags that are not given
-        if action.dest == "start_from_target":  # true, false, or what minutes decide
+        if action.type is string_to_bool:  # also of `bool | None`, where the parser asks for a value
             action.nargs = "?"
             action.const = True
         parser._add_action(action)

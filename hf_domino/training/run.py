@@ -173,7 +173,7 @@ def check_fields(
         remedy = "The drafter has weights already: set one of the two."
         raise refusal("start_from_target with drafter", False, True, remedy)
     if args.minutes is not None and args.world_size > 1:
-        remedy = "Processes would stop at different steps: set max_steps."
+        remedy = "Each process would make its own plan: set max_steps and num_anchors."
         raise refusal("minutes with several processes", "left out", args.minutes, remedy)
     if args.minutes is not None and args.eval_strategy != "no":
         remedy = "Its time is planned for steps and one evaluation at the end: leave one of the two out."
@@ -185,9 +185,6 @@ def check_fields(
         if names.drafter is None and (value := getattr(args, name)):
             remedy = "Name the drafter to start from: --drafter FOLDER."
             raise refusal(f"{name} of a new drafter", None, value, remedy)
-    if args.minutes is not None and args.world_size > 1:
-        remedy = "Each process would make its own plan: set max_steps and num_anchors."
-        raise refusal("minutes with several processes", "left out", args.minutes, remedy)
     if args.use_peft and overrides:
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)

@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.dtypes import dtype_of, supported_dtype
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import check_file, read_records
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
@@ -165,7 +165,7 @@ def load_pair(
     names = [Path(drafter).resolve().name for drafter in drafters]
     for name in names:
         if names.count(name) > 1:
-            raise refusal("each --drafter", "of another name", name, "Rename one of the folders.")
+            raise invalid_argument("each --drafter", "of another name", name, "Rename one of the folders.")
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_offline(folder))

@@ -12,8 +12,8 @@ import torch
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import check_range
 from hf_domino.integration.default_drafter import attached, detach
 from hf_domino.integration.patch import attach
@@ -104,7 +104,7 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         if self.update_every:
             if args.world_size > 1:
                 remedy = "Leave it out: the drafter stays as it is then."
-                raise refusal("update_every with several processes", 0, self.update_every, remedy)
+                raise invalid_argument("update_every with several processes", 0, self.update_every, remedy)
             self._follower = Follower(default.drafter, unwrapped(model), self.learning_rate, self.buffer_tokens)
             self._follower.load(_folder(args, state))
 

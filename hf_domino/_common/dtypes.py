@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 if TYPE_CHECKING:
     import torch
@@ -25,7 +25,7 @@ def dtype_of(written: torch.dtype | str, field: str = "dtype", remedy: str = "Ch
 
     name = dtype_name(str(written))
     if name not in DTYPES:
-        raise refusal(field, f"one of {', '.join(DTYPES)}", written, remedy)
+        raise invalid_argument(field, f"one of {', '.join(DTYPES)}", written, remedy)
     return getattr(torch, name)
 
 

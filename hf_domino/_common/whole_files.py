@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 GB = 1e9
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -25,7 +25,9 @@ def check_writable(folder: Path, field: str) -> None:
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
     if not (place.is_dir() and os.access(place, os.W_OK)):
         problem = "is read-only here" if place.is_dir() else "is a file"
-        raise refusal(field, "a folder that can be written to", str(folder), f"Choose another: {place} {problem}.")
+        raise invalid_argument(
+            field, "a folder that can be written to", str(folder), f"Choose another: {place} {problem}."
+        )
 
 
 def why_no_room(error: BaseException) -> str | None:

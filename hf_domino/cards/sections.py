@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 CARD = "README.md"
 SECTION = re.compile(r"<!-- hf_domino:begin ([\w-]+) -->\n?(.*?)<!-- hf_domino:end \1 -->", re.DOTALL)
@@ -53,7 +53,9 @@ def read_sections(text: str) -> dict[str, str]:
     sections = SECTION.findall(text)
     if len(markers) != 2 * len(sections) or len(sections) > len(dict(sections)):  # the user's text would be lost
         expected = "a begin and an end of each section, once each"
-        raise refusal("the card's markers", expected, " ".join(markers), "Mend them, or delete the card's sections.")
+        raise invalid_argument(
+            "the card's markers", expected, " ".join(markers), "Mend them, or delete the card's sections."
+        )
     return {name: content.strip() for name, content in sections}
 
 
@@ -66,7 +68,7 @@ def read_card(text: str) -> ModelCard:
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
         remedy = "Mend it in README.md."
-        raise refusal("the card's metadata", "YAML between two lines of ---", reason, remedy) from error
+        raise invalid_argument("the card's metadata", "YAML between two lines of ---", reason, remedy) from error
 
 
 def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:

@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 EXAMPLES = """\
   hf-domino run --drafter my-drafter python script.py
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
     program = shutil.which(next(iter(options.words), ""), path=path)
     if program is None:
         remedy = "The command looks for it beside this Python, and then on the PATH."
-        raise refusal("COMMAND", "a program and its arguments", shlex.join(options.words), remedy)
+        raise invalid_argument("COMMAND", "a program and its arguments", shlex.join(options.words), remedy)
     startup = Path(patch.__file__).with_name("startup")
     if Path(drafter).is_dir():
         drafter = str(Path(drafter).absolute())

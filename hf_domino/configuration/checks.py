@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.configuration.registry import config_classes, default_of
 
@@ -77,7 +77,7 @@ def refuse_fields_of_others(config: Any, given: Mapping[str, Any]) -> None:
         defaults = [default_of(field) for field in others.values()]
         if defaults and not is_size and value not in defaults:
             remedy = "Leave it out; no other drafter of this method can be run."
-            raise refusal(fields_of(config, name), defaults[0], value, remedy)
+            raise invalid_argument(fields_of(config, name), defaults[0], value, remedy)
 
 
 def _check_method(config: Any) -> None:
@@ -85,11 +85,11 @@ def _check_method(config: Any) -> None:
     for name, value in config.fixed.items():
         if (given := getattr(config, name)) != value:
             remedy = "Leave it out; no other drafter of this method can be run."
-            raise refusal(fields_of(config, name), value, given, remedy)
+            raise invalid_argument(fields_of(config, name), value, given, remedy)
     own = type(config).projector_type
     if config.projector_type != own:
         remedy = "Make a configuration of that method with config.changed(projector_type=...)."
-        raise refusal(fields_of(config, "projector_type"), repr(own), config.projector_type, remedy)
+        raise invalid_argument(fields_of(config, "projector_type"), repr(own), config.projector_type, remedy)
 
 
 def check_range(field: str, value: Any, low: float, high: float | None = None, hint: str = "", is_whole=True) -> None:
@@ -161,11 +161,11 @@ def check_rope_numbers(rope: Mapping[str, Any], section: str = "rope_parameters"
             check_range(f"{section}[{field!r}]", value, *limits, is_whole=False)
     for field, value in rope.items():
         if isinstance(value, dict):
-            raise refusal(f"{section}[{field!r}]", "absent", value, "All layers share one rotary embedding.")
+            raise invalid_argument(f"{section}[{field!r}]", "absent", value, "All layers share one rotary embedding.")
     low, high = (rope.get(field) for field in FREQUENCIES)
     if low is not None and high is not None and low >= high:
         expected = f"more than low_freq_factor={low}"
-        raise refusal(f"{section}['high_freq_factor']", expected, high, "Correct config.json.")
+        raise invalid_argument(f"{section}['high_freq_factor']", expected, high, "Correct config.json.")
 
 
 def _check_choices(config: Any) -> None:

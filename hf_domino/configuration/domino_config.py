@@ -11,8 +11,8 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of, refuse_fields_of_others
 from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, ends_of, fields_from_target
 from hf_domino.configuration.method import MethodFacts
@@ -158,7 +158,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         self.rope_parameters = base | (self.rope_parameters or {"rope_type": "default"})
         if theta not in (None, self.rope_parameters["rope_theta"]):
             expected = f"{self.rope_parameters['rope_theta']} as in rope_parameters"
-            raise refusal("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
+            raise invalid_argument("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
         for name in (*GONE, *all_fields()):
@@ -288,7 +288,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         """
         names = [name for name in names if name not in {field.name for field in fields(cls)}]
         if others := [name for name in names if name in all_fields()]:
-            raise refusal(fields_of(cls, *others), "left out", "given", "It has no such part.")
+            raise invalid_argument(fields_of(cls, *others), "left out", "given", "It has no such part.")
         if names:
             raise ValueError(
                 f"{', '.join(names)} must be a field of DominoConfig, got none of that name: leave it out, "
@@ -339,7 +339,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         method.refuse_unknown(overrides)
         text = target_config.get_text_config(decoder=True)
         if unread := [name for name in method.unread if name in overrides]:
-            raise refusal(fields_of(method, *unread), "left out", "given", "It has no such part.")
+            raise invalid_argument(fields_of(method, *unread), "left out", "given", "It has no such part.")
         follows = fields_from_target(text, tokenizer)
         follows |= method.sizes_for(follows["hidden_size"])
         config = method(**(follows | dict(method.defaults) | overrides))

@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 
 # RoPE variants whose frequencies do not change with the length of the input.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
@@ -61,7 +61,7 @@ def within_window(target_config: PreTrainedConfig, max_length: int, answer: int 
     """
     window = _positive(target_config.get_text_config(decoder=True), *LENGTH_LIMITS) or max_length
     if window <= answer:
-        raise refusal("max_new_tokens", f"below {window}, all the target reads", answer, SHORTER)
+        raise invalid_argument("max_new_tokens", f"below {window}, all the target reads", answer, SHORTER)
     if window < max_length:
         notice(f"rows are cut at {window} tokens, the most that the target reads, not at {max_length}.")
     return min(window, max_length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import SIZES
 from hf_domino.configuration.from_target import spread_layers
 from hf_domino.configuration.registry import config_classes
@@ -43,7 +43,9 @@ class MethodFacts:
         """
         if feature in self.lacks:
             others = [each.title for each in config_classes() if not {feature, "training"} & each.lacks.keys()]
-            raise refusal(f"the drafter's method with {feature}", " or ".join(others), self.title, self.lacks[feature])
+            raise invalid_argument(
+                f"the drafter's method with {feature}", " or ".join(others), self.title, self.lacks[feature]
+            )
 
     @classmethod
     def choose_layers(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.data.names import MESSAGE, Fields, check_names, has_loss
 from hf_domino.data.records import at
 
@@ -108,7 +108,7 @@ def _read_message(given: Any, name: str) -> Message:
         raise ValueError(f"{name} must have {MESSAGE_FIELDS}, got {str(given)[:60]}.")
     if speaker not in roles:
         remedy = "Rename the speaker, or give the rendered chat as `prompt` and `completion`."
-        raise refusal(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)
+        raise invalid_argument(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)
     return {"role": roles[speaker], **message, "content": content}
 
 
@@ -216,7 +216,7 @@ def render_chat(
 ) -> str:
     """Render a conversation; with `add_generation_prompt`, up to where the assistant's next turn begins."""
     if ours := [name for name in OURS if name in template_kwargs]:
-        raise refusal(
+        raise invalid_argument(
             "chat_template_kwargs",
             "variables of the chat template",
             ours[0],

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import PROMPT_FIELDS
-from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message, field_of, read_messages, read_string, with_own_system, with_system
 from hf_domino.data.filters import Exclusions, words_of
 from hf_domino.data.names import CHAT, PROMPT, TEXT, Fields, check_names, read_system, read_template_fields
@@ -76,7 +76,7 @@ def prompt_of(record: Fields, place: str, plain: bool = False, system: str | Non
         last = messages[-1]["role"]
         if last not in (USER, ASSISTANT, TOOL):
             expected = "a user's, or an assistant's that is written anew"
-            raise refusal(f"field `{field}`: the last message", expected, last, "Cut the chat before it.")
+            raise invalid_argument(f"field `{field}`: the last message", expected, last, "Cut the chat before it.")
         return Prompt(tuple(with_system(messages, system)), fields=read_template_fields(record))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from huggingface_hub.utils.sha import sha_fileobj
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.data.names import NAMES
 
 Record = dict[str, Any]
@@ -45,12 +45,12 @@ def from_files(paths: Sequence[str | Path]) -> Source:
     for path in files:
         if path.is_dir():
             remedy = "Pass a folder to `from_dataset` of hf_domino.data.records."
-            raise refusal("files of records", "files", str(path), remedy)
+            raise invalid_argument("files of records", "files", str(path), remedy)
         if not path.is_file():
             raise FileNotFoundError(f"the training file must exist, got {str(path)!r}: pass a file of records.")
         if path.suffix not in RECORD_SUFFIXES:
             remedy = 'Write one record per line, such as {"prompt": "..."} or {"text": "..."}, into a .jsonl file.'
-            raise refusal("files of records", f"of {', '.join(RECORD_SUFFIXES)}", str(path), remedy)
+            raise invalid_argument("files of records", f"of {', '.join(RECORD_SUFFIXES)}", str(path), remedy)
     return Source(
         ", ".join(map(str, files)),
         lambda: ", ".join(f"{path.suffix} {_digest(path)}" for path in files),
@@ -152,7 +152,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             for number, record in enumerate(records, start=1):
                 yield f"{path}, row {number}", record
     except pyarrow.ArrowException as error:
-        raise refusal(
+        raise invalid_argument(
             str(path), "a parquet file", str(error), "Write it again, or give it the suffix of its real format."
         ) from error
 
@@ -181,7 +181,9 @@ def _choose(split: str | None, names: Sequence[str], name: str) -> str:
     default = names[0] if len(names) == 1 else "train"
     chosen = split or default
     if chosen not in names:
-        raise refusal(f"the split of {name}", f"one of {', '.join(names)}", chosen, "Set train_split or eval_split.")
+        raise invalid_argument(
+            f"the split of {name}", f"one of {', '.join(names)}", chosen, "Set train_split or eval_split."
+        )
     return chosen
 
 
@@ -199,4 +201,4 @@ def _explained(name: str, field: str) -> Iterator[None]:
         yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         expected = "a folder with a data set, or a name on the Hub (followed by :config if it has several)"
-        raise refusal(field, expected, name, f"datasets says: {error.__cause__ or error}") from error
+        raise invalid_argument(field, expected, name, f"datasets says: {error.__cause__ or error}") from error

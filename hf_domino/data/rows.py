@@ -26,14 +26,14 @@ from hf_domino.data.encoding import encode_record
 from hf_domino.data.names import Fields
 from hf_domino.data.records import PlacedRecord, Source, at, from_files, from_table
 
-READ_AS = 1  # part of the cache's key: raise it when the same text gives other rows
+READ_AS = 2  # part of the cache's key: raise it when the same text gives other rows
 ROWS_AT_ONCE = 1024
 # Field of the counts -> the reason why such rows are left out.
 REASONS = {
     "without_anchor": "without two neighbouring supervised tokens (raise max_length if they were cut, or check where "
     "the loss falls)",
-    "untold": "assistant turns that do not begin as the chat template asks for them, as with thinking where it is off "
-    "(set --chat-template-kwargs to the mode of the text)",
+    "unaligned": "assistant turns that do not begin as the chat template asks for them, as with thinking where it is "
+    "off (set --chat-template-kwargs to the mode of the text)",
 }
 
 
@@ -49,8 +49,8 @@ class RowCounts:
         copies (`int`, *optional*, defaults to 0): Kept rows that are equal to an earlier one.
         without_anchor (`int`, *optional*, defaults to 0): Rows left out because no two neighbouring tokens are
             supervised.
-        untold (`int`, *optional*, defaults to 0): Rows left out because their assistant turn does not begin as the chat
-            template asks for it.
+        unaligned (`int`, *optional*, defaults to 0): Rows left out because their assistant turn does not begin as the
+            chat template asks for it.
         first_left_out (`str`, *optional*): The place of the first row that was left out.
     """
 
@@ -60,7 +60,7 @@ class RowCounts:
     cut: int = 0
     copies: int = 0
     without_anchor: int = 0
-    untold: int = 0
+    unaligned: int = 0
     first_left_out: str | None = None
 
     @property
@@ -227,7 +227,7 @@ def _usable(
             ids = row["input_ids"][:max_length]
             mask = row["loss_mask"][:max_length]
             if row is UNALIGNABLE or not _has_anchor(mask):
-                counts.untold += row is UNALIGNABLE
+                counts.unaligned += row is UNALIGNABLE
                 counts.without_anchor += row is not UNALIGNABLE
                 counts.first_left_out = counts.first_left_out or place
                 continue

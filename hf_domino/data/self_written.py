@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import render_chat, with_system
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.names import Fields
@@ -31,7 +31,7 @@ def check_chat_template(tokenizer: Any) -> None:
     """Raise an error if the tokenizer has no chat template."""
     if tokenizer.chat_template is None:
         remedy = "Use a chat model, or pass records with `prompt`, which the target continues (--prompts FILE --plain)."
-        raise refusal("the target's chat template", "set, to write chats", None, remedy)
+        raise invalid_argument("the target's chat template", "set, to write chats", None, remedy)
 
 
 def find_user_turn(
@@ -44,11 +44,11 @@ def find_user_turn(
     before, _, behind = text.partition(SENTINEL)
     if text.count(SENTINEL) != 1:
         remedy = f"A user's turn cannot be left open in this template. {WAY_OUT}"
-        raise refusal("the chat template", "one that shows a user's words once", text[:200], remedy)
+        raise invalid_argument("the chat template", "one that shows a user's words once", text[:200], remedy)
     closing = tokenizer(behind, add_special_tokens=False)["input_ids"]
     if not closing or closing[0] not in tokenizer.get_added_vocab().values():
         remedy = f"The target could not say where its own question ends. {WAY_OUT}"
-        raise refusal("what ends a user's turn in the chat template", "a special token", behind[:40], remedy)
+        raise invalid_argument("what ends a user's turn in the chat template", "a special token", behind[:40], remedy)
     opening = tokenizer(before, add_special_tokens=False)["input_ids"]
     return opening, tuple(dict.fromkeys((closing[0], *ends)))
 

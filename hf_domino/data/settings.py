@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.options import describe, option
-from hf_domino._common.refusal import refusal
 
 # Settings that only sort the written rows into files, so they may change from call to call.
 OF_THE_RESULT = ("eval_rows", "keep_unended")
@@ -74,7 +74,7 @@ class WritingSettings:
             if not is_right:
                 flag = FLAGS.get(name, name.replace("_", "-"))
                 remedy = f"Choose another value (--{flag})."
-                raise refusal(name, expected, getattr(self, name), remedy)
+                raise invalid_argument(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:
         """Return the settings that decide the text, for JSON."""

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 import transformers
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, Answer, write_answers
@@ -122,7 +122,7 @@ def _begin(output: Path, record: dict[str, Any]) -> None:
             check_same(recorded, target, str(output), START_AGAIN)
         for name, value in record.items():
             if name != "target" and found.get(name) != value:
-                raise refusal(name, f"{found.get(name)!r}, as when {output} was begun", value, START_AGAIN)
+                raise invalid_argument(name, f"{found.get(name)!r}, as when {output} was begun", value, START_AGAIN)
         return
     versions = {
         "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,

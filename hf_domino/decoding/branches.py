@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import TemperatureLogitsWarper
 
-from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, runs_triton
+from domino_kernels import advance_branches, correct_and_choose, correct_branches, runs_triton
 from hf_domino.decoding.candidates import CandidatePool, pool_size
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
@@ -237,7 +237,7 @@ class CorrectedBranches(DraftBranches):
                 up_weight = head.up.weight
                 state_part = head.project_state(self._states)
                 columns = self._pool.columns[:, depth]
-                logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
+                logits = correct_branches(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
             else:
                 activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
                 rows = self._rows
@@ -254,7 +254,7 @@ class CorrectedBranches(DraftBranches):
         if self._is_fused and branches is not None:
             gru = self._head.gru
             products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
-            self._states = advance_lanes(products, self._states, branches.to(self._states.device), gru.weight_hh_l0)
+            self._states = advance_branches(products, self._states, branches.to(self._states.device), gru.weight_hh_l0)
         else:
             self._states = self._read(tokens, along(branches, self._states))
 

@@ -19,7 +19,7 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.from_target import ends_of
 from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
 from hf_domino.decoding.executor import Executor
@@ -256,7 +256,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         """
         if len(input_ids) != 1:
             remedy = "Call model.generate(..., assistant_model=drafter), whose loop handles batches."
-            raise refusal("the batch size of get_candidates", 1, len(input_ids), remedy)
+            raise invalid_argument("the batch size of get_candidates", 1, len(input_ids), remedy)
         if is_first_iteration or model_outputs is None:
             self._begin(input_ids)
             return input_ids, None
@@ -296,7 +296,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         """Note where the prompt ends, before the first forward."""
         if not input_ids.shape[1]:
             remedy = "Call model.generate(..., assistant_model=drafter) with the patch, whose loop takes them."
-            raise refusal("the prompt of get_candidates", "of token ids", "of embeddings alone", remedy)
+            raise invalid_argument("the prompt of get_candidates", "of token ids", "of embeddings alone", remedy)
         self._call_start = time.perf_counter()
         self._prompt_length = input_ids.shape[1]
 

@@ -51,7 +51,7 @@ class Acceptance:
         rates = list[float]()
         rate = FIRST_RATE
         for position, (accepted, seen) in enumerate(zip(self._accepted, self._seen, strict=True)):
-            # The first position of chains stands alone: what is long ago is doubted, and not forgotten.
+            # The first position of chains stands alone: old observations lose weight, and are not forgotten.
             weight = 1.0 if guesses or position else 1e-6
             count = seen + weight
             rate = (accepted + weight * (guesses[position] if guesses else rate)) / count
@@ -71,7 +71,7 @@ class Acceptance:
         return self._expected[lift][length]
 
     def forget(self) -> None:
-        """A round is over: what is known stays as it was, and is doubted more."""
+        """A round is over: the rates stay as they were, and count less."""
         self._accepted = [MEMORY * count for count in self._accepted]
         self._seen = [MEMORY * count for count in self._seen]
         self._expected.clear()

@@ -116,7 +116,7 @@ class Generation:
         self.generator.lookup.read = self.committed.tokens
         self.rows = list(range(call.batch_size))  # of the batch, those that are still generated
         self.noise: StepNoise | None = None  # None where the target does not sample
-        self.is_walked = False  # whether rounds are verified position by position
+        self.is_stepwise = False  # whether rounds are verified position by position
 
     @cached_property
     def _may_branch(self) -> bool:
@@ -138,7 +138,7 @@ class Generation:
             try:
                 self.runner.end(self.call.batch_size)
             except Exception as error:  # not worth hiding what went wrong first
-                warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
+                warnings.warn(f"The target's cache could not be restored to the committed tokens: {error!r}.")
             raise
         finally:
             if self.noise is not None:
@@ -184,7 +184,7 @@ class Generation:
         if call.step_outputs.forward_kwargs:
             call.step_outputs.add_prompt(self.runner.outputs)
         is_long = len(self.rows) == 1 and call.input_ids.is_cpu and logits.shape[2] >= WALKED_VOCABULARY
-        self.is_walked = self.distribution.may_keep_state or (is_long and not call.is_fixed)
+        self.is_stepwise = self.distribution.may_keep_state or (is_long and not call.is_fixed)
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
         self._go_on_with(unfinished)
@@ -198,8 +198,8 @@ class Generation:
         proposals = self.generator.propose(plan, prefixes, noise)
         with self.executor.timer.phase("verify"):
             logits, captured = self.runner.forward_block(prefixes.last(), proposals)
-            if self.is_walked:
-                outcome = self._walk(plan, proposals, logits, noise)
+            if self.is_stepwise:
+                outcome = self._commit_one_by_one(plan, proposals, logits, noise)
             else:
                 outcome = self._commit(plan, prefixes, proposals, logits, noise)
             captured = self.runner.follow(outcome.path, captured)
@@ -242,7 +242,9 @@ class Generation:
         kept = self.committed.commit(self.rows, verification.tokens, counts, logits, scores, values)
         return replace(outcome, num_kept=kept)
 
-    def _walk(self, plan: Plan, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None) -> Outcome:
+    def _commit_one_by_one(
+        self, plan: Plan, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None
+    ) -> Outcome:
         """Verify and commit one row token by token: each is in the text before the next distribution is asked for."""
         branches = proposals.branches()
         path = [0]

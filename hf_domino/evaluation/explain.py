@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import GrowingDraftSession
 from hf_domino.decoding.prefixes import Prefixes
@@ -151,7 +151,7 @@ def explain_round(
     drafter = fitting_drafter(drafter, target, "drafter")
     if input_ids.dim() != 2 or len(input_ids) != 1 or input_ids.shape[1] < 2:
         remedy = "Give one text and the token that its block starts from."
-        raise refusal("the shape of input_ids", "[1, T] with T at least 2", list(input_ids.shape), remedy)
+        raise invalid_argument("the shape of input_ids", "[1, T] with T at least 2", list(input_ids.shape), remedy)
     most = drafter.config.num_draft_tokens + 1
     model, input_ids, (processors, criteria, _), kwargs = prepared(target, input_ids, most, **generate_kwargs)
     distribution = TokenDistribution(processors, KnownStops.among(criteria))

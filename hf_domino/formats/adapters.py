@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_loaded, interpret, shown
@@ -59,7 +59,7 @@ def base_of(name: FolderOrName, download: Download) -> tuple[str, Download]:
     is_itself = isinstance(base, str) and Path(base).is_dir() and Path(base).samefile(path.parent)
     if not isinstance(base, str) or not base or is_itself:
         remedy = f"Load the drafter, and then drafter.load_adapter({os.fspath(name)!r})."
-        raise refusal(field, "the drafter's folder or Hub name", base, remedy)
+        raise invalid_argument(field, "the drafter's folder or Hub name", base, remedy)
     of_base = {key: download[key] for key in _OF_BOTH if key in download}
     if not os.path.isdir(name) and "local_files_only" in download:
         of_base["local_files_only"] = download["local_files_only"]
@@ -128,7 +128,7 @@ def _merge(drafter: Any, name: str, download: Download) -> Any:
             merged = adapted.merge_and_unload()
     except Exception as error:  # PEFT's own, of any class, name neither the file nor the field
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise refusal(field, "one that PEFT can merge into its drafter", reason, AGAIN) from error
+        raise invalid_argument(field, "one that PEFT can merge into its drafter", reason, AGAIN) from error
     if merged is None:
         lost = described - set(tensors)
         word = "without"
@@ -136,7 +136,7 @@ def _merge(drafter: Any, name: str, download: Download) -> Any:
             lost = set(tensors) - described
             word = "with"
         value = f"a file {word} {shown(sorted(one.removeprefix(PREFIX) for one in lost))}"
-        raise refusal(field, "of the tensors that its configuration describes", value, AGAIN)
+        raise invalid_argument(field, "of the tensors that its configuration describes", value, AGAIN)
     check_loaded(tensors, missing=())
     merged.__dict__.pop("peft_config", None)
     return merged.requires_grad_(True)

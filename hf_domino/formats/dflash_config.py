@@ -16,7 +16,7 @@ NVIDIA/Model-Optimizer (0371364), `angelspec/models/` and `config/` of Tencent/A
 
 from __future__ import annotations
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import SLIDING
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import (
@@ -153,9 +153,9 @@ def projector_type_of(stored: StoredConfig) -> str:
         told = "xpress"
     given = stored.get("projector_type") or told
     if given not in BLOCK_METHODS:
-        raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
+        raise invalid_argument(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
     if is_domino and given != "domino":
-        raise refusal(
+        raise invalid_argument(
             f"{SECTION}.projector_type", f"'domino' as architectures says ({DOMINO_CLASS})", given, CORRECT_IT
         )
     return given

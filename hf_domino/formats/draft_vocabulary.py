@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.source import AGAIN, StoredTensor
 from hf_domino.target.compatibility import check_target
@@ -64,7 +64,7 @@ def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Te
     given = torch.as_tensor(token_ids)
     if given.dim() != 1 or given.is_floating_point():
         remedy = "For the most frequent ones, most_frequent(count_tokens(rows, vocab_size), size) of hf_domino.data."
-        raise refusal("token_ids", "a list of integers", token_ids, remedy)
+        raise invalid_argument("token_ids", "a list of integers", token_ids, remedy)
     ids = given.to(torch.int64).cpu().sort().values
     found = ids - torch.arange(len(ids))
     check_d2t(found, vocab_size, "token_ids", "Give each token of the draft vocabulary once.")
@@ -74,14 +74,14 @@ def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Te
 def check_d2t(d2t: torch.Tensor, vocab_size: int, field: str = "the checkpoint's d2t", remedy: str = AGAIN) -> None:
     """Refuse a map that is empty, or whose ids do not ascend or are not the target's."""
     if not len(d2t) or d2t.dtype not in (torch.int32, torch.int64):
-        raise refusal(field, "at least one integer", f"{len(d2t)} of {d2t.dtype}", remedy)
+        raise invalid_argument(field, "at least one integer", f"{len(d2t)} of {d2t.dtype}", remedy)
     ids = ids_of(d2t)
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         value = f"ids from {int(ids.min())} to {int(ids.max())}"
-        raise refusal(field, f"of ids in [0, {vocab_size - 1}] (vocab_size={vocab_size})", value, remedy)
+        raise invalid_argument(field, f"of ids in [0, {vocab_size - 1}] (vocab_size={vocab_size})", value, remedy)
     if len(wrong := (ids.diff() <= 0).nonzero()):
         first = int(wrong[0])
-        raise refusal(field, "of ascending ids, none twice", ids[first : first + 2].tolist(), remedy)
+        raise invalid_argument(field, "of ascending ids, none twice", ids[first : first + 2].tolist(), remedy)
 
 
 def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
@@ -99,7 +99,7 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     return found, f"{note}."
 
 
-def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
+def settle_draft_vocabulary(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
     """Check a stored draft vocabulary, and set its size in a configuration that does not tell it."""
     # Returns the ids [D] if there is t2d alone, as of `spread`, and W2 is of all tokens; else None.
     d2t, t2d = (stored[name].read().flatten() if name in stored else None for name in (D2T, T2D))
@@ -114,7 +114,7 @@ def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Te
         config.check()
     check_d2t(d2t, config.vocab_size)
     if t2d is not None and not torch.equal(t2d.nonzero().flatten(), ids_of(d2t)):
-        raise refusal(f"the checkpoint's {T2D}", f"true for the tokens of {D2T} alone", "others", AGAIN)
+        raise invalid_argument(f"the checkpoint's {T2D}", f"true for the tokens of {D2T} alone", "others", AGAIN)
     return None
 
 
@@ -122,7 +122,7 @@ def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:
     """List the ids of the tokens that a stored `t2d` marks."""
     if t2d.shape != (vocab_size,) or t2d.is_floating_point() or not t2d.any():
         expected = f"a truth value for each of {vocab_size} tokens (vocab_size), one of them true"
-        raise refusal(f"the checkpoint's {T2D}", expected, f"{tuple(t2d.shape)} of {t2d.dtype}", AGAIN)
+        raise invalid_argument(f"the checkpoint's {T2D}", expected, f"{tuple(t2d.shape)} of {t2d.dtype}", AGAIN)
     return t2d.nonzero().flatten()
 
 
@@ -136,5 +136,5 @@ def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | Non
     head = TargetModel(target).readable_head
     if head is None:
         remedy = "Load it without quantisation, adapters and offloading."
-        raise refusal("the target's lm_head", "one whose rows can be read", type(target).__name__, remedy)
+        raise invalid_argument("the target's lm_head", "one whose rows can be read", type(target).__name__, remedy)
     return found | {"lm_head.weight": head.weight.detach()[ids.to(head.weight.device)]}, None

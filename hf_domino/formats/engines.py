@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, SECTION, projector_type_of
 from hf_domino.formats.fields import (
@@ -94,7 +94,7 @@ class Unmet:
     why: str
 
     def __str__(self) -> str:
-        return str(refusal(self.field, self.expected, self.value, self.why))
+        return str(invalid_argument(self.field, self.expected, self.value, self.why))
 
 
 def _ordered(engine: str, kinds: tuple[str, ...], is_shifted: bool = False) -> Rule:

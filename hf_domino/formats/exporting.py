@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.utils import logging
 
 from hf_domino._common.dtypes import dtype_of
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.whole_files import check_writable, whole_files
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import stored_dflash
@@ -52,7 +52,9 @@ class Export:
 def stored_config(config: DominoConfig, format: str = "specforge", dtype: torch.dtype | str = torch.bfloat16) -> Fields:
     """Write a drafter's config.json in another project's words, for weights of this dtype."""
     if format not in FORMATS:
-        raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
+        raise invalid_argument(
+            "format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own."
+        )
     config.check_supports("export")
     described = deepcopy(config)
     described.dtype = dtype_of(dtype)
@@ -78,7 +80,9 @@ def export(
     """Write a drafter for others; see [`~DominoDraftModel.export`]."""
     folder = Path(folder)
     if engine is not None and engine not in ENGINES:
-        raise refusal("engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to see what each engine accepts.")
+        raise invalid_argument(
+            "engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to see what each engine accepts."
+        )
     stored = stored_config(drafter.config, format, dtype)
     own = own_tensors(drafter)
     note = None
@@ -105,7 +109,7 @@ def export(
         tensors[stored_as] = (tensor.to(dtype_of(dtype)) if tensor.is_floating_point() else tensor).contiguous()
     check_writable(folder, "the folder to export to")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise refusal(
+        raise invalid_argument(
             "the folder to export to",
             "empty",
             str(folder),
@@ -126,7 +130,7 @@ def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
     if others:
         remedy = "Merge an adapter (`merge_and_unload`), or load the drafter without quantisation."
         names = sorted({name for name, _ in others})
-        raise refusal("the drafter's tensors", "those of its configuration", shown(names), remedy)
+        raise invalid_argument("the drafter's tensors", "those of its configuration", shown(names), remedy)
     if away := sorted(name for name, tensor in tensors.items() if tensor.is_meta):
-        raise refusal("the drafter's tensors", "in memory", away, "Load the drafter without offloading.")
+        raise invalid_argument("the drafter's tensors", "in memory", away, "Load the drafter without offloading.")
     return tensors

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING, check_rope_numbers
 from hf_domino.configuration.from_target import ROTARY
 
@@ -164,7 +164,7 @@ def is_of_target(name: str) -> bool:
 
 def misfit(name: str, expected: Any, value: Any, remedy: str = CORRECT_IT) -> ValueError:
     """Make the error about a field of a checkpoint's config.json."""
-    return refusal(f"{name} in the checkpoint's config.json", expected, value, remedy)
+    return invalid_argument(f"{name} in the checkpoint's config.json", expected, value, remedy)
 
 
 def required(stored: StoredConfig, *names: str) -> None:
@@ -267,7 +267,7 @@ def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> Fi
     decoder = decoder_of(stored)
     for name in ("attention_bias", "mlp_bias"):
         if getattr(decoder, name, False):
-            raise refusal(name, False, True, CANNOT_RUN)
+            raise invalid_argument(name, False, True, CANNOT_RUN)
     values = {name: getattr(decoder, name, None) for name in DECODER_FIELDS}
     if values["head_dim"] is None:
         values["head_dim"] = decoder.hidden_size // decoder.num_attention_heads
@@ -280,7 +280,7 @@ def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> Fi
 def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> Fields:
     """Return the fields of sliding layers, whose windows count the query's own position; none if no layer slides."""
     if others := sorted(set(layer_types or ()) - set(LAYER_TYPES)):
-        raise refusal("layer_types", f"each one of {LAYER_TYPES}", others, CANNOT_RUN)
+        raise invalid_argument("layer_types", f"each one of {LAYER_TYPES}", others, CANNOT_RUN)
     if SLIDING not in (layer_types or ()):
         return {}
     if window is None:
@@ -314,7 +314,7 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
     model_type = stored.get("model_type") or "qwen3"
     if model_type not in CONFIG_MAPPING:
         remedy = "A newer version of transformers may know it."
-        raise refusal("model_type of the backbone", "one that transformers knows", model_type, remedy)
+        raise invalid_argument("model_type of the backbone", "one that transformers knows", model_type, remedy)
     depth = stored.get("num_hidden_layers")
     (_, most) = SIZES["num_hidden_layers"]
     if isinstance(depth, int) and depth > most:  # Transformers makes a list of them
@@ -326,7 +326,7 @@ def _rope_parameters(decoder: PreTrainedConfig, turns_whole_heads: bool) -> Fiel
     given = getattr(decoder, "rope_parameters", None) or {}
     rope = {name: value for name, value in given.items() if value is not None and name not in ROTARY}
     if "rope_theta" not in rope:
-        raise refusal("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
+        raise invalid_argument("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
     if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0 and not turns_whole_heads:
-        raise refusal("partial_rotary_factor", 1.0, partial, CANNOT_RUN)
+        raise invalid_argument("partial_rotary_factor", 1.0, partial, CANNOT_RUN)
     return {"rope_type": "default"} | rope

@@ -18,12 +18,12 @@ from transformers.activations import ACT2FN
 from transformers.utils import logging
 from transformers.utils.hub import resolve_revision
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import WIDTH
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, all_fields, config_classes
 from hf_domino.formats.dflash_config import INTERLEAVED_CLASS
-from hf_domino.formats.draft_vocabulary import untold
+from hf_domino.formats.draft_vocabulary import settle_draft_vocabulary
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
@@ -92,7 +92,7 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         arguments["config"].follow_tensors({name: tensor.shape for name, tensor in tensors.items()})
     token_ids = None
     if not is_told:
-        token_ids = untold(tensors, arguments["config"])
+        token_ids = settle_draft_vocabulary(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # all of it is here now
     return token_ids
@@ -114,7 +114,9 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
     found = format_of(stored)
     for part in (stored, *stored.values()):
         if isinstance(part, Mapping) and (quantised := part.get("quantization_config")) is not None:
-            raise refusal("quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}")
+            raise invalid_argument(
+                "quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}"
+            )
     if found is not OURS and stored is not None:
         refuse_others(stored)
     if found is None:
@@ -153,7 +155,7 @@ def _check_types(fields: Fields, overrides: Fields) -> None:
         if name in fields and not any(_is_a(kind, fields[name]) for kind in annotation.split(" | ")):
             expected = annotation.replace(" | ", " or ")
             if name in overrides:
-                raise refusal(name, expected, fields[name], "Give another, or leave it out.")
+                raise invalid_argument(name, expected, fields[name], "Give another, or leave it out.")
             raise misfit(name, expected, fields[name])
     dtype = next((fields[name] for name in DTYPE_FIELDS if fields.get(name) is not None), "float32")
     if str(dtype).removeprefix("torch.") not in DTYPES:
@@ -175,23 +177,25 @@ def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, Stor
     """Refuse tensors that are missing, of another shape or unknown, and a head that the configuration does not have."""
     for name in stored:
         if kind := next((OF_OTHERS[part] for part in OF_OTHERS if part in name), None):
-            raise refusal("the drafter's method", LOADED, f"{kind} ({name})", CANNOT_RUN)
+            raise invalid_argument("the drafter's method", LOADED, f"{kind} ({name})", CANNOT_RUN)
     _check_projector_type(config, stored)
     described = config.shapes()
     parts = _told(config, "projector_type", "num_hidden_layers", "block_size")
     if missing := sorted(described.keys() - stored.keys()):
         remedy = "Save the drafter again with save_pretrained, or download the checkpoint again."
-        raise refusal("the checkpoint's tensors", f"complete ({parts})", f"a file without {shown(missing)}", remedy)
+        raise invalid_argument(
+            "the checkpoint's tensors", f"complete ({parts})", f"a file without {shown(missing)}", remedy
+        )
     for name in sorted(described):
         if (shape := stored[name].shape) != described[name]:
             widths = [field for field, allowed in config.ranges.items() if allowed == WIDTH]
             sizes = _told(config, *widths, "vocab_size", "draft_vocab_size")
             remedy = "Load it with the configuration it was saved with."
-            raise refusal(f"the checkpoint's {name}", f"of shape {described[name]} ({sizes})", shape, remedy)
+            raise invalid_argument(f"the checkpoint's {name}", f"of shape {described[name]} ({sizes})", shape, remedy)
     if extra := sorted(name for name in stored.keys() - described.keys() if not is_of_target(name)):
         remedy = "hf_domino knows no such part of a drafter; load a checkpoint without it."
         expected = f"those of a drafter ({found.name}; {parts})"
-        raise refusal("the checkpoint's tensors", expected, f"also {shown(extra)}", remedy)
+        raise invalid_argument("the checkpoint's tensors", expected, f"also {shown(extra)}", remedy)
 
 
 def _told(config: DominoConfig, *fields: str) -> str:
@@ -202,11 +206,13 @@ def check_loaded(tensors: Mapping[str, torch.Tensor], missing: Collection[str]) 
     """Refuse random weights in the place of missing ones, NaN and infinity: hardly a draft would be accepted."""
     if missing:  # they were there when the headers were read
         remedy = "The checkpoint was changed while it was read. Load it again."
-        raise refusal("the checkpoint's tensors", "complete", f"a file without {shown(sorted(missing))}", remedy)
+        raise invalid_argument(
+            "the checkpoint's tensors", "complete", f"a file without {shown(sorted(missing))}", remedy
+        )
     for name, tensor in tensors.items():
         is_read = type(tensor) is torch.Tensor and not tensor.is_meta
         if is_read and not torch.stack(tensor.aminmax()).isfinite().all():
-            raise refusal(f"the checkpoint's {name}", "finite", "NaN or infinity", AGAIN)
+            raise invalid_argument(f"the checkpoint's {name}", "finite", "NaN or infinity", AGAIN)
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
@@ -225,7 +231,9 @@ def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None
             why = f"it has a correction head: {', '.join(surplus)}"
     if why:
         remedy = f"Set projector_type={fitting!r} in its configuration, or load a {config.title} checkpoint."
-        raise refusal("projector_type", f"{fitting!r} for this checkpoint ({why})", config.projector_type, remedy)
+        raise invalid_argument(
+            "projector_type", f"{fitting!r} for this checkpoint ({why})", config.projector_type, remedy
+        )
 
 
 def shown(names: list[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import OF_TRANSFORMERS, DominoConfig
 from hf_domino.configuration.registry import all_fields
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, MUSE_GLIMMER, SECTION
@@ -103,4 +103,4 @@ def refuse_others(stored: StoredConfig) -> None:
         evidence = re.findall(pattern, names)
         evidence += [f"{field}={place[field]!r}" for place in places for field in fields if place.get(field)]
         if evidence and not is_read.get(kind):
-            raise refusal("the drafter's method", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)
+            raise invalid_argument("the drafter's method", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)

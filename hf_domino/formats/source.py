@@ -27,7 +27,7 @@ from transformers import PreTrainedConfig
 from transformers.utils import is_peft_available
 from transformers.utils.hub import cached_file
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.fields import Format, StoredConfig, is_of_target
 from hf_domino.formats.registry import format_of
 
@@ -67,7 +67,7 @@ def check_is_target(name: str | Path, field: str, **download: Any) -> None:
     except OSError:  # an adapter's folder, or whatever Transformers will say of it
         return
     if format_of(stored) is not None:
-        raise refusal(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
+        raise invalid_argument(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
 
 
 def _why_not_on_hub(name: str, download: Download) -> str | None:
@@ -118,10 +118,10 @@ def read_config(name: FolderOrName, download: Download) -> StoredConfig | None:
         return read_object(path)
     if find_file(name, ADAPTER_CONFIG, download) is not None:
         if not is_peft_available():
-            raise refusal(ADAPTER_CONFIG, "absent without the package peft", "an adapter", INSTALL_PEFT)
+            raise invalid_argument(ADAPTER_CONFIG, "absent without the package peft", "an adapter", INSTALL_PEFT)
         return None
     place = "/".join(filter(None, (str(name), download.get("subfolder"))))
-    raise refusal(CONFIG, f"in {place}", None, AGAIN)
+    raise invalid_argument(CONFIG, f"in {place}", None, AGAIN)
 
 
 def stored_tensors(
@@ -134,7 +134,7 @@ def stored_tensors(
             ours = found.rename(tensor.name).removeprefix("model.")  # as Transformers does
             if ours in stored and not is_of_target(tensor.name):
                 value = f"{stored[ours].name} and {tensor.name}"
-                raise refusal("the checkpoint's tensors", "there once each", value, AGAIN)
+                raise invalid_argument("the checkpoint's tensors", "there once each", value, AGAIN)
             stored[ours] = tensor
     return stored
 
@@ -148,7 +148,7 @@ def _weight_files(name: FolderOrName, variant: str, download: Download) -> Itera
     path = find_file(name, f"model.safetensors.index{variant}.json", download)
     if path is None:
         remedy = "Pickled weights (pytorch_model.bin) are not loaded, as a pickle can hold anything: convert them."
-        raise refusal(single, f"among the weights of {name}, or an index of its shards", None, remedy)
+        raise invalid_argument(single, f"among the weights of {name}, or an index of its shards", None, remedy)
     places = read_object(path).get("weight_map")
     files = []
     if isinstance(places, dict):
@@ -156,11 +156,13 @@ def _weight_files(name: FolderOrName, variant: str, download: Download) -> Itera
     wrong = [file for file in files if not isinstance(file, str) or Path(file).name != file]  # none is elsewhere
     if wrong or not files:
         value = wrong[0] if wrong else places
-        raise refusal(f"weight_map of {path.name}", "an object that names a file for each tensor", value, AGAIN)
+        raise invalid_argument(
+            f"weight_map of {path.name}", "an object that names a file for each tensor", value, AGAIN
+        )
     for shard in sorted(set(files)):
         file = find_file(name, shard, download)
         if file is None:
-            raise refusal(f"{shard} of {path.name}", f"in {name}", None, AGAIN)
+            raise invalid_argument(f"{shard} of {path.name}", f"in {name}", None, AGAIN)
         yield file
 
 
@@ -173,11 +175,11 @@ def _tensors(path: Path) -> Iterator[StoredTensor]:
                 if (dtype := tensor.get_dtype()) not in FLOATS and not is_of_target(name):
                     remedy = "The weights are quantised; an engine such as vLLM or SGLang may run them."
                     expected = f"one of {', '.join(sorted(FLOATS))}"
-                    raise refusal(f"the dtype of the checkpoint's {name}", expected, dtype, remedy)
+                    raise invalid_argument(f"the dtype of the checkpoint's {name}", expected, dtype, remedy)
                 yield StoredTensor(path, name, tuple(tensor.get_shape()))
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise refusal(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
+        raise invalid_argument(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
 
 
 def find_file(name: FolderOrName, file: str, download: Download) -> Path | None:
@@ -189,7 +191,7 @@ def find_file(name: FolderOrName, file: str, download: Download) -> Path | None:
         if isinstance(error, OSError) and CUT_SHORT not in str(error):
             raise  # Transformers' own words are good
         reason = " ".join(str(error).split())
-        raise refusal(
+        raise invalid_argument(
             f"{file} of {name}", "downloaded completely", reason, "Load it again when the Hub answers."
         ) from error
     return None if found is None else Path(found)
@@ -200,7 +202,7 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:  # of JSON, or of text
-        raise refusal(f"{path}", "a JSON file", f"{error}", AGAIN) from error
+        raise invalid_argument(f"{path}", "a JSON file", f"{error}", AGAIN) from error
     if not isinstance(stored, dict):
-        raise refusal(f"{path}", "a JSON object", stored, AGAIN)
+        raise invalid_argument(f"{path}", "a JSON object", stored, AGAIN)
     return stored

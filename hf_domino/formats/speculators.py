@@ -14,7 +14,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import (
     CANNOT_RUN,
@@ -76,9 +76,11 @@ WRITTEN = {
 
 def _fields(stored: StoredConfig) -> Fields:
     if (kind := stored[KIND]) not in DEFAULTS:
-        raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
+        raise invalid_argument(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
     if (given := stored.get("projector_type", kind)) != kind:
-        raise refusal("projector_type", f"{kind!r}, as {KIND} says", given, f"Set {KIND} to the kind of the weights.")
+        raise invalid_argument(
+            "projector_type", f"{kind!r}, as {KIND} says", given, f"Set {KIND} to the kind of the weights."
+        )
     stored = merged(stored, "dflash_config", "dspark_config")  # copies that are made for engines have both
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]
@@ -93,9 +95,9 @@ def _fields(stored: StoredConfig) -> Fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
     for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
         if stored.get(name) not in (None, fields[name]):
-            raise refusal(name, f"{fields[name]} as in {DECODER_SECTION}.{name}", stored[name], CORRECT_IT)
+            raise invalid_argument(name, f"{fields[name]} as in {DECODER_SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
-        raise refusal(
+        raise invalid_argument(
             "target_hidden_size", f"{fields['hidden_size']} ({DECODER_SECTION}.hidden_size)", width, CANNOT_RUN
         )
     stored.setdefault("block_size", BLOCK_SIZE)
@@ -130,7 +132,7 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
     """Read captured layers, counted as ours are, from a field that counts the embeddings as 0."""
     aux_ids = stored[name]
     if not isinstance(aux_ids, list) or not all(type(index) is int and index > 0 for index in aux_ids):
-        raise refusal(name, "a list of integers from 1 on (0 is the embeddings)", aux_ids, CANNOT_RUN)
+        raise invalid_argument(name, "a list of integers from 1 on (0 is the embeddings)", aux_ids, CANNOT_RUN)
     return [index - 1 for index in aux_ids]
 
 
@@ -155,7 +157,7 @@ def stored_speculators(config: DominoConfig) -> Fields:
     for name, (is_wrong, expected, why) in wrong.items():
         if is_wrong:
             expected = f"{expected} for format='speculators' ({why})"
-            raise refusal(name, expected, getattr(config, name), "Use format='specforge'.")
+            raise invalid_argument(name, expected, getattr(config, name), "Use format='specforge'.")
     proposals = {"proposal_type": "greedy", PROPOSALS: config.num_draft_tokens}
     backbone = stored_backbone(config)
     return stored_head(config) | {

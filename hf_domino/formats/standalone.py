@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.version import __version__
 from hf_domino._common.whole_files import whole_files
 from hf_domino.configuration.domino_config import DominoConfig
@@ -69,7 +69,7 @@ def check_bundled(config: DominoConfig) -> None:
     if _path(module) is None:
         remedy = f"The bundle is this package's code, without {module}. Save it without standalone=True."
         allowed = "one of hf_domino with standalone=True"
-        raise refusal("the drafter's method", allowed, f"{config.title} ({config.projector_type})", remedy)
+        raise invalid_argument("the drafter's method", allowed, f"{config.title} ({config.projector_type})", remedy)
 
 
 def bundle() -> dict[str, str]:

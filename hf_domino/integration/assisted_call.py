@@ -18,8 +18,8 @@ from transformers import GenerationMixin, PreTrainedModel, StaticCache
 from transformers.generation import GenerationMode
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino._common.errors import invalid_argument, invalid_field
 from hf_domino._common.notices import logger, notice
-from hf_domino._common.refusal import refusal, refused_field
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.formats.adapters import drafter_config, stored_config
 from hf_domino.formats.dflash_config import MUSE_GLIMMER
@@ -76,7 +76,7 @@ def _in_fixed_shape(
 ) -> dict[str, Any]:
     """What changes in a call so that it runs in fixed shape; where it cannot, why its rounds grow."""
     if getattr(kwargs[CACHE], "_is_user_defined", False):
-        return {"why_growing": "the call brought a cache of its own"}
+        return {"why_growing": "the call passed a cache of its own"}
     config = copy.copy(kwargs["generation_config"])
     config.cache_implementation = "static"
     if config.compile_config is None:
@@ -85,7 +85,7 @@ def _in_fixed_shape(
     try:
         check_static(target, drafter, batch_size, cache, config, kwargs.get("attention_mask"))
     except ValueError as error:
-        if refused_field(error) is None:
+        if invalid_field(error) is None:
             raise
         return {"why_growing": str(error)}
     return {"generation_config": config, CACHE: cache}
@@ -99,7 +99,7 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
     target = unwrapped(target)
     if not isinstance(target, GenerationMixin):
         remedy = "Pass the model itself, such as pipeline.model."
-        raise refusal("the target", "a model that generates", type(target).__name__, remedy)
+        raise invalid_argument("the target", "a model that generates", type(target).__name__, remedy)
     if isinstance(drafter, (str, os.PathLike)):
         drafter = named(target, drafter)
     drafter = fitting_drafter(drafter, target, "the default drafter")
@@ -114,7 +114,7 @@ def meet(target: PreTrainedModel, name: str) -> None:
         set_default(*default_pair(target, name))
         notice(f"{name} drafts for {target.name_or_path}.")
     except ValueError as error:
-        if refused_field(error) is None:
+        if invalid_field(error) is None:
             raise
         detach(target)
         notice(f"{target.name_or_path} generates without a drafter: {error}")
@@ -139,7 +139,7 @@ def decode_by_default(
         check_call(target, config.get_generation_mode(default.drafter), config, drafted)
         check_prepared(target, default.drafter, input_ids, kwargs)
     except ValueError as error:
-        if (field := refused_field(error)) is None:
+        if (field := invalid_field(error)) is None:
             raise
         default.count(field, str(error))
         return original(target, input_ids, **kwargs)
@@ -187,6 +187,6 @@ def named(target: PreTrainedModel, name: Any, **download: Any) -> DominoDraftMod
         found = pipeline_drafter(target, name, **download)
         if found is None:
             remedy = "A model of another kind must be loaded first."
-            raise refusal("the name of a drafter", "that of a folder or on the Hub", os.fspath(name), remedy)
+            raise invalid_argument("the name of a drafter", "that of a folder or on the Hub", os.fspath(name), remedy)
         loaded[key] = found
     return loaded[key]

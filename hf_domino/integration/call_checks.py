@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.batch_support import why_one_sequence
@@ -96,11 +96,11 @@ def check_generation(
     for field, allows, expected, remedy in GENERATION_RULES:
         value = getattr(generation_config, field, None)
         if not allows(value):
-            raise refusal(f"{field} with a Domino assistant_model", expected, value, remedy)
+            raise invalid_argument(f"{field} with a Domino assistant_model", expected, value, remedy)
     if generation_mode != "assisted_generation":
         remedy = "Only greedy decoding and sampling can be drafted; drop assistant_model or the option behind the mode."
         value = getattr(generation_mode, "value", generation_mode)
-        raise refusal("the generation mode", "'assisted_generation'", value, remedy)
+        raise invalid_argument("the generation mode", "'assisted_generation'", value, remedy)
 
 
 # --- the loop gets its inputs -----------------------------------------------------------------------------------
@@ -127,27 +127,27 @@ def check_prepared(
 def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> None:
     """Refuse prompts and caches that assisted decoding cannot start from."""
     if not (num_new := num_given(input_ids, model_kwargs)):
-        raise refusal("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
+        raise invalid_argument("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
     if model_kwargs.get("use_cache") is False:
-        raise refusal("use_cache", True, False, _NEEDS_CACHE)
+        raise invalid_argument("use_cache", True, False, _NEEDS_CACHE)
     if model_kwargs.get("synced_gpus"):
         remedy = (
             "Sharded targets (DeepSpeed ZeRO-3, FSDP) need rounds in step on all processes; gather the target first."
         )
-        raise refusal("synced_gpus", False, True, remedy)
+        raise invalid_argument("synced_gpus", False, True, remedy)
     cache = model_kwargs.get(CACHE)
     if cache is None or not _keeps_keys(target, cache):
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
-        raise refusal("the target's cache", "a DynamicCache", None, remedy)
+        raise invalid_argument("the target's cache", "a DynamicCache", None, remedy)
     is_given = getattr(cache, "_is_user_defined", False)
     if (isinstance(cache, StaticCache) and is_given) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
-        raise refusal(CACHE, "a DynamicCache", type(cache).__name__, remedy)
+        raise invalid_argument(CACHE, "a DynamicCache", type(cache).__name__, remedy)
     mask = model_kwargs.get("attention_mask")
     given = num_new + cache.get_seq_length()
     if mask is not None and mask.dim() == 2 and mask.shape[1] > given:
         expected = f"at most as wide as what is cached and given ({given} positions)"
-        raise refusal("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
+        raise invalid_argument("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
     check_steps(target)
 
 
@@ -167,11 +167,11 @@ def _check_step_outputs(target: PreTrainedModel, batch_size: int, generation_con
     for field in ("output_hidden_states", "output_attentions"):
         if getattr(generation_config, field) and batch_size > 1:
             remedy = "Generate the prompts one at a time, or call the target on the generated sequences."
-            raise refusal(f"{field} with a Domino assistant_model", "False, for a batch", True, remedy)
+            raise invalid_argument(f"{field} with a Domino assistant_model", "False, for a batch", True, remedy)
     attention = getattr(target.config.get_text_config(decoder=True), "_attn_implementation", "eager")
     if generation_config.output_attentions and attention != "eager":
         remedy = 'Load the target with attn_implementation="eager".'
-        raise refusal("the target's attn_implementation with output_attentions", "'eager'", attention, remedy)
+        raise invalid_argument("the target's attn_implementation with output_attentions", "'eager'", attention, remedy)
 
 
 def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
@@ -179,7 +179,7 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
     alone = "Generate the prompts one at a time."
     if processors := stateful_processors(kwargs["logits_processor"]):
         expected = "ones of transformers that keep no state, for a batch"
-        raise refusal("logits_processor with a Domino assistant_model", expected, processors, alone)
+        raise invalid_argument("logits_processor with a Domino assistant_model", expected, processors, alone)
     for processor in kwargs["logits_processor"]:
         encoder_ids = getattr(processor, "encoder_input_ids", None)
         if encoder_ids is None:
@@ -188,26 +188,26 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
             count = len(encoder_ids)
         if count != batch_size:
             remedy = "Repeat the prompts instead of asking for several num_return_sequences."
-            raise refusal(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
+            raise invalid_argument(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
     mask = kwargs.get("attention_mask")
     cache = kwargs[CACHE]
     is_static = kwargs["generation_config"].cache_implementation == "static"
     if not is_static and (cache_part := unalignable(cache)):
-        raise refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
+        raise invalid_argument("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
     if cache.get_seq_length():
-        raise refusal(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
+        raise invalid_argument(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
     if mask is not None and mask.dim() != 2:
-        raise refusal("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
+        raise invalid_argument("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
     for name in ("encoder_hidden_states", "image_attention_mask"):
         if kwargs.get(name) is not None:
-            raise refusal(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
+            raise invalid_argument(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
     for name in set(kwargs) - set(SELECTED_BY_ROW) - set(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL):
         value = kwargs[name]
         is_list = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
         if is_list and len(value) == batch_size:
             remedy = f"Sequences leave the batch when they end, and it is not known what {name} is. {alone}"
             expected = "no tensor or list with an entry for each sequence, for a batch"
-            raise refusal(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)
+            raise invalid_argument(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)
 
 
 def check_static(
@@ -226,28 +226,28 @@ def check_static(
     kinds = {rope.get("rope_type") for rope in ropes_of(target)}
     if text.model_type in READS_CACHE_LENGTH:
         expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
-        raise refusal(f"the target's model_type {static}", expected, text.model_type, remedy)
+        raise invalid_argument(f"the target's model_type {static}", expected, text.model_type, remedy)
     if cache_part := unfixable(cache):
-        raise refusal(f"the target's layers {static}", "attention layers", cache_part, remedy)
+        raise invalid_argument(f"the target's layers {static}", "attention layers", cache_part, remedy)
     if growing := [kind for kind in GROWING_ROPE_TYPES if kind in kinds]:
-        raise refusal(f"the target's rope_type {static}", "one of fixed frequencies", growing[0], remedy)
+        raise invalid_argument(f"the target's rope_type {static}", "one of fixed frequencies", growing[0], remedy)
     attention = getattr(text, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):
-        raise refusal(f"the target's attn_implementation {static}", "'sdpa' or 'eager'", attention, remedy)
+        raise invalid_argument(f"the target's attn_implementation {static}", "'sdpa' or 'eager'", attention, remedy)
     if len(devices := set(getattr(target, "hf_device_map", {}).values())) > 1:
-        raise refusal(f"the target's devices {static}", "one", sorted(map(str, devices)), remedy)
+        raise invalid_argument(f"the target's devices {static}", "one", sorted(map(str, devices)), remedy)
     for field in ("output_hidden_states", "output_attentions"):
         if config.return_dict_in_generate and getattr(config, field):
-            raise refusal(f"{field} {static}", False, True, remedy)
+            raise invalid_argument(f"{field} {static}", False, True, remedy)
     if batch_size == 1:
         return
     if config.prefill_chunk_size is not None:
         remedy = "Prompts of a batch go through in one forward; leave one of the two unset."
-        raise refusal(f"prefill_chunk_size of a batch {static}", None, config.prefill_chunk_size, remedy)
+        raise invalid_argument(f"prefill_chunk_size of a batch {static}", None, config.prefill_chunk_size, remedy)
     is_padded_left = mask is None or bool(
         (mask[:, -1] != 0).all() and ((mask[:, 1:] != 0) >= (mask[:, :-1] != 0)).all()
     )
     if not is_padded_left:
-        raise refusal(f"attention_mask of a batch {static}", "zeros on the left alone", "others", remedy)
+        raise invalid_argument(f"attention_mask of a batch {static}", "zeros on the left alone", "others", remedy)
     if (reason := why_one_sequence(target, cache)) is not None:
-        raise refusal(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")
+        raise invalid_argument(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS
 from hf_domino.integration.assisted_call import check_call, decode, named
 
@@ -25,7 +25,7 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
     name = drafter or sys._getframe(1).f_locals.get("custom_generate")  # of this file's repository, as it was called
     if not name or not isinstance(name, str):
         remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."
-        raise refusal("drafter", "the repository of the drafter", name, remedy)
+        raise invalid_argument("drafter", "the repository of the drafter", name, remedy)
     download = {key: kwargs.pop(key) for key in DOWNLOAD_ARGUMENTS if key in kwargs}
     commit = Path(__file__).parents[1].name  # of the Hub: weights are of the same as this code
     if drafter is None and not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
@@ -33,7 +33,9 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
     loaded = named(model, name, **download)
     if kwargs.get("assistant_model") is not None:
         remedy = f"The drafter is {name}; leave assistant_model out."
-        raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
+        raise invalid_argument(
+            "assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy
+        )
     if (lookup := kwargs.get("prompt_lookup_num_tokens")) is not None:
         del kwargs["prompt_lookup_num_tokens"]  # Transformers would take it for an assistant of its own
     # These do not reach a decoding method of one's own

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 if TYPE_CHECKING:
     import xgrammar
@@ -33,7 +33,7 @@ class AllowedByGrammar:
     def __init__(self, grammar: xgrammar.CompiledGrammar, prompt_length: int):
         if prompt_length < 0:
             remedy = 'Give inputs["input_ids"].shape[1].'
-            raise refusal("prompt_length", "the number of tokens in the prompt", prompt_length, remedy)
+            raise invalid_argument("prompt_length", "the number of tokens in the prompt", prompt_length, remedy)
         self._grammar = grammar
         self._prompt_length = prompt_length
         self._ends = torch.tensor(grammar.tokenizer_info.stop_token_ids)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.integration.default_drafter import default_of, set_default
 from hf_domino.integration.on_import import forget, is_awaited, when_imported
 
@@ -229,5 +229,7 @@ def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:
     ```
     """
     if not is_installed():
-        raise refusal("the patch", "installed for a default drafter", "uninstalled", "Call hf_domino.install() first.")
+        raise invalid_argument(
+            "the patch", "installed for a default drafter", "uninstalled", "Call hf_domino.install() first."
+        )
     set_default(*_assisted_call().default_pair(target, drafter))

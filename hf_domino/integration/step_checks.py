@@ -13,7 +13,7 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.stopping import KnownStops
 
 # Where targets have a step of their own that hands on nothing but what is the same in all steps.
@@ -29,7 +29,7 @@ def check_steps(target: PreTrainedModel) -> None:
         update is not GenerationMixin._update_model_kwargs_for_generation
         and update.__module__ not in SAME_FOR_ALL_STEPS
     ):
-        raise refusal(
+        raise invalid_argument(
             f"{type(target).__name__}._update_model_kwargs_for_generation",
             "that of Transformers, or of Idefics or PaliGemma",
             "one of its own",
@@ -55,11 +55,13 @@ def check_adapters(target: PreTrainedModel, batch_size: int) -> None:
                 remedy = "PEFT applies it to the last tokens of each forward, and a round takes several at once; "
                 remedy += "drop assistant_model, or disable the adapter."
                 expected = "an adapter without alora_invocation_tokens"
-                raise refusal("the target's active adapter", expected, "an activated LoRA (aLoRA)", remedy)
+                raise invalid_argument("the target's active adapter", expected, "an activated LoRA (aLoRA)", remedy)
             names = given.get("adapter_names")
             if batch_size > 1 and names is not None:
                 remedy = "Sequences leave the batch when they end; generate those of one adapter at a time."
-                raise refusal("adapter_names with a Domino assistant_model", "None, for a batch", names, remedy)
+                raise invalid_argument(
+                    "adapter_names with a Domino assistant_model", "None, for a batch", names, remedy
+                )
 
 
 def num_given(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
@@ -100,7 +102,7 @@ def check_rope(target: PreTrainedModel, num_proposals: int, input_ids: torch.Ten
         remedy += f"last token by {num_proposals}; " + (
             f"pass max_new_tokens={room}." if room > 0 else "drop assistant_model."
         )
-        raise refusal("max_new_tokens behind this prompt", f"at most {max(room, 0)}", wanted, remedy)
+        raise invalid_argument("max_new_tokens behind this prompt", f"at most {max(room, 0)}", wanted, remedy)
 
 
 def _prompt_lengths(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> tuple[int, int]:

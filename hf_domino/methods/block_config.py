@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import LAYER_TYPES, MOST_POSITIONS, POSITIVE, SLIDING, WIDTH, check_range
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import config_classes
@@ -75,7 +75,7 @@ class BlockConfig(DominoConfig):
             check_range("conv_group_size", self.conv_group_size, 1, self.hidden_size, "hidden_size")
             if self.hidden_size % self.conv_group_size:
                 expected = f"a divisor of {self.hidden_size}"
-                raise refusal("conv_group_size", expected, self.conv_group_size, "Numbers share kernels.")
+                raise invalid_argument("conv_group_size", expected, self.conv_group_size, "Numbers share kernels.")
         types = self.layer_types
         window = self.sliding_window
         if types is not None and (len(types) != self.num_hidden_layers or not set(types) <= set(LAYER_TYPES)):

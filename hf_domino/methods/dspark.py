@@ -22,7 +22,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import WIDTH, check_choice
 from hf_domino.configuration.from_target import rank_for
 from hf_domino.methods.backbone import ZeroLinear
@@ -80,7 +80,7 @@ class DSparkConfig(BlockConfig):
         check_choice(self, "markov_head_type", tuple(HEADS))
         if self.markov_head_type == "rnn" and not self.shift_label:
             remedy = "Where its state begins is not the same in all projects then; vanilla and gated heads are read."
-            raise refusal("shift_label with markov_head_type='rnn'", True, False, remedy)
+            raise invalid_argument("shift_label with markov_head_type='rnn'", True, False, remedy)
 
 
 class ConfidenceHead(nn.Module):

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS
 from hf_domino.formats.adapters import load_adapted
@@ -71,7 +71,9 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
     def __init__(self, config: DominoConfig):
         if not isinstance(config, self.config_class):
             remedy = "DominoDraftModel(config) makes the drafter of any method."
-            raise refusal(f"config of {type(self).__name__}", self.config_class.__name__, type(config).__name__, remedy)
+            raise invalid_argument(
+                f"config of {type(self).__name__}", self.config_class.__name__, type(config).__name__, remedy
+            )
         config.check()  # `from_pretrained` sets fields after it has built the configuration
         super().__init__(config)
         self.build()
@@ -122,7 +124,9 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
             ValueError: Always, saying which call is meant.
         """
         remedy = "Call target.generate(..., assistant_model=drafter)."
-        raise refusal("the model that generates", "the target, which a drafter only assists", "a drafter", remedy)
+        raise invalid_argument(
+            "the model that generates", "the target, which a drafter only assists", "a drafter", remedy
+        )
 
     def view(self, **changes: Any) -> DominoDraftModel:
         """A second drafter over the same weights, with fields of the configuration changed; this one stays as it is.
@@ -147,16 +151,16 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         config = self.config.changed(**changes)
         if config.draft_vocab_size != self.config.draft_vocab_size:
             remedy = "Take a copy with fewer tokens: drafter.restricted(token_ids)."
-            raise refusal("draft_vocab_size", self.config.draft_vocab_size, config.draft_vocab_size, remedy)
+            raise invalid_argument("draft_vocab_size", self.config.draft_vocab_size, config.draft_vocab_size, remedy)
         own = vars(self.config)
         kept = {name: own[name] for name in self.config.built_with if getattr(config, name, own[name]) != own[name]}
         if kept:
             changed = {name: getattr(config, name) for name in kept}
             remedy = "Its modules were built with that. Load the drafter with another: from_pretrained(folder, ...)."
-            raise refusal(f"{', '.join(kept)} of a view", kept, changed, remedy)
+            raise invalid_argument(f"{', '.join(kept)} of a view", kept, changed, remedy)
         if not config.shapes().items() <= self.config.shapes().items():
             remedy = "Make a drafter of that shape: DominoDraftModel(DominoConfig.for_target(target.config, ...))."
-            raise refusal(f"{', '.join(changes)} of a view", "of the drafter's own weights", changes, remedy)
+            raise invalid_argument(f"{', '.join(changes)} of a view", "of the drafter's own weights", changes, remedy)
         view = copy.copy(self)
         view.__class__ = METHODS[config.projector_type]
         view.config = config
@@ -275,7 +279,7 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         self.config.check_supports("save_pretrained")
         if standalone and kwargs.get("push_to_hub"):
             remedy = "It would not be uploaded: save the folder, and send it by hf-domino push."
-            raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
+            raise invalid_argument("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
         if standalone:
             check_bundled(self.config)
         super().save_pretrained(save_directory, *args, **kwargs)

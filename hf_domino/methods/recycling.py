@@ -15,7 +15,7 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.modeling import DominoDraftModel
 
@@ -106,7 +106,7 @@ def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
     embeddings = getattr(target, "get_input_embeddings", lambda: None)()
     if embeddings is None:
         remedy = "Pass the model itself, as from_pretrained returned it."
-        raise refusal("target", "a causal language model", type(target).__name__, remedy)
+        raise invalid_argument("target", "a causal language model", type(target).__name__, remedy)
     device = embeddings.weight.device
     config = RecyclingConfig.for_target(target.config, **fields)
     with torch.inference_mode(False):  # the table is written to later, in any mode

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.draft_vocabulary import D2T, check_d2t, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
 from hf_domino.target.view import TargetModel
@@ -167,7 +167,7 @@ def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = 
     columns = drafter.vocabulary.columns(ids.to(drafter.device))
     if len(others := ids[columns.cpu() < 0]):
         remedy = "Restrict the drafter that this one was made from."
-        raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
+        raise invalid_argument("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
     config.name_or_path = name
     config._commit_hash = None
     if len(d2t) == config.vocab_size:

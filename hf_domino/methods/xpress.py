@@ -155,18 +155,18 @@ class XPressModel(BlockModel, CorrectionHead):
         rank = self.config.xpress_rank
         places = torch.arange(self.config.num_draft_tokens, device=states.device)
         depths = states[:, -1:].long()
-        brought = states[:, rank:-1].unflatten(1, (-1, rank))  # [N, P, R]
+        embedded = states[:, rank:-1].unflatten(1, (-1, rank))  # [N, P, R]
         new = self._embed(token_ids).to(states)
-        brought = torch.where((places == depths)[..., None], new[:, None], brought)
+        embedded = torch.where((places == depths)[..., None], new[:, None], embedded)
         shares = self._shares().permute(1, 2, 0)[depths[:, 0]]
-        mixed = (shares.to(brought) * brought).sum(dim=1)
-        return torch.cat((mixed, brought.flatten(1), states[:, -1:] + 1), dim=1)
+        mixed = (shares.to(embedded) * embedded).sum(dim=1)
+        return torch.cat((mixed, embedded.flatten(1), states[:, -1:] + 1), dim=1)
 
     def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
         """What tokens make of c alone, `[N, T, R]`, from which no branch goes on."""
         length = token_ids.shape[1]
-        brought = self._embed(token_ids)
-        return torch.einsum("rkj,njr->nkr", self._shares()[:, :length, :length].to(brought), brought)
+        embedded = self._embed(token_ids)
+        return torch.einsum("rkj,njr->nkr", self._shares()[:, :length, :length].to(embedded), embedded)
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         head = self.refiner_head

@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import EvalResult
 from transformers import TrainerState
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.cards.render import is_hub_name, render_card
 from hf_domino.cards.sections import CARD, MEASURED_BY, merge_card, read_card, read_sections, read_text
 from hf_domino.cards.training import training_section
@@ -99,7 +99,7 @@ def card_for(
     is_adapter = not (folder / CONFIG).is_file()
     if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
         remedy = "Save a drafter or its adapter there with save_pretrained(folder)."
-        raise refusal("FOLDER", f"that of a drafter, with {CONFIG} or {ADAPTER_CONFIG}", str(folder), remedy)
+        raise invalid_argument("FOLDER", f"that of a drafter, with {CONFIG} or {ADAPTER_CONFIG}", str(folder), remedy)
     config = drafter_config(folder)
     existing = read_text(folder / CARD)
     sections = read_sections(existing)
@@ -119,7 +119,7 @@ def card_for(
             head |= {"model_name": name.rpartition("/")[2], "eval_results": measures}
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
-        raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
+        raise invalid_argument(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
     training = sections.get("training")
     if not training and (folder / STATE).is_file():  # the trainer's record says less
         training = training_section(TrainerState.load_from_json(str(folder / STATE)), folder=folder)

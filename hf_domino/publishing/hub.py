@@ -26,7 +26,7 @@ from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from transformers.utils import logging
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.version import __version__
 from hf_domino.cards.render import is_hub_name
 from hf_domino.cards.sections import CARD, merge_card, read_text
@@ -82,13 +82,17 @@ def push(
     """
     folder = Path(folder)
     if "/" not in repo_id:
-        raise refusal("the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter.")
+        raise invalid_argument(
+            "the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter."
+        )
     validate_repo_id(repo_id)
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_object(folder / ADAPTER_CONFIG).get(BASE)
         if not is_hub_name(base):
             remedy = "Push that drafter and name it there, or push one whole: load this folder and save_pretrained it."
-            raise refusal(f"{BASE} of {ADAPTER_CONFIG}", "a name on the Hub, where others find it", base, remedy)
+            raise invalid_argument(
+                f"{BASE} of {ADAPTER_CONFIG}", "a name on the Hub, where others find it", base, remedy
+            )
     text = card_for(folder, name=repo_id, **card)
     going = _additions(folder, text.encode())
     names = {name.partition("/")[0] for name in going}
@@ -105,7 +109,9 @@ def push(
     with _explained(f"pushing to {repo_id}"):
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:
-            raise refusal("private", f"False for {repo_id}, which is public already", True, "Push to another name.")
+            raise invalid_argument(
+                "private", f"False for {repo_id}, which is public already", True, "Push to another name."
+            )
         there = api.model_info(repo_id).sha
         with suppress(RemoteEntryNotFoundError):  # a broken connection raises another error
             there_card = read_text(Path(api.hf_hub_download(repo_id, CARD, revision=there)))

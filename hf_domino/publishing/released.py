@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 FILE = Path(__file__).with_name("released.jsonl")
 MARKS = ("run by us", "layout tested", "not tried")
@@ -74,14 +74,18 @@ def read_released(path: Path) -> list[ReleasedDrafter]:
         try:
             values = dict(json.loads(line))
         except (ValueError, TypeError):
-            raise refusal(place, "a JSON object", line, "A line describes one drafter.") from None
+            raise invalid_argument(place, "a JSON object", line, "A line describes one drafter.") from None
         if wrong := names ^ values.keys():
-            raise refusal(place, f"with the fields {', '.join(sorted(names))}", sorted(wrong), "Mend these.")
+            raise invalid_argument(place, f"with the fields {', '.join(sorted(names))}", sorted(wrong), "Mend these.")
         for name in ("target", "drafter", "method", "source", "seen"):
             if not isinstance(values[name], str):
-                raise refusal(f"{name} in {place}", "a text", values[name], "Only figures and licences may be null.")
+                raise invalid_argument(
+                    f"{name} in {place}", "a text", values[name], "Only figures and licences may be null."
+                )
         if values["mark"] not in MARKS:
-            raise refusal(f"mark in {place}", f"one of {', '.join(MARKS)}", values["mark"], "Choose one of them.")
+            raise invalid_argument(
+                f"mark in {place}", f"one of {', '.join(MARKS)}", values["mark"], "Choose one of them."
+            )
         found.append(ReleasedDrafter(**values))
     return found
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.dflash_config import SECTION
 from hf_domino.formats.engines import VLLM, unmet
 from hf_domino.formats.fields import OF_BLOCKS, StoredConfig
@@ -69,16 +69,20 @@ def check_settings(
     for name, (expected, why) in SETTINGS.items():
         value = settings.get(name)
         if value and value != "greedy":
-            raise refusal(name, expected, value, f"{why} Leave it out of --speculative-config.")
+            raise invalid_argument(name, expected, value, f"{why} Leave it out of --speculative-config.")
     most = config.block_size - 1
     count = settings.get("num_speculative_tokens")
     if not isinstance(count, int) or not 1 <= count <= most:
         remedy = f"A block has the anchor and {most} proposals."
-        raise refusal("num_speculative_tokens", f"in [1, {most}] (block_size={config.block_size})", count, remedy)
+        raise invalid_argument(
+            "num_speculative_tokens", f"in [1, {most}] (block_size={config.block_size})", count, remedy
+        )
     sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
     for name, size in sizes.items():
         if size != 1:
-            raise refusal(name, 1, size, "The head's weights are not split. Serve on one device, or without it.")
+            raise invalid_argument(
+                name, 1, size, "The head's weights are not split. Serve on one device, or without it."
+            )
 
 
 def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
@@ -88,14 +92,16 @@ def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
         expected = getattr(config, ours)
         value = getattr(target, name)
         if expected not in (None, value):
-            raise refusal(f"the target's {name}", f"{expected} (the drafter's {ours})", value, remedy)
+            raise invalid_argument(f"the target's {name}", f"{expected} (the drafter's {ours})", value, remedy)
     recorded = config.target_config_digest
     found = config_digest(target)
     if recorded not in (None, found):
-        raise refusal("the target's config_digest", f"{recorded!r} (the drafter's target_config_digest)", found, remedy)
+        raise invalid_argument(
+            "the target's config_digest", f"{recorded!r} (the drafter's target_config_digest)", found, remedy
+        )
     if target.model_type.startswith("gemma"):
         why = "Gemma scales its embeddings, which vLLM's drafters read unscaled. Generate with Transformers."
-        raise refusal("the target's model_type", "another than Gemma's", target.model_type, why)
+        raise invalid_argument("the target's model_type", "another than Gemma's", target.model_type, why)
 
 
 def version_notice(version: str) -> str | None:

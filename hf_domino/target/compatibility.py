@@ -13,7 +13,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import WHY_READABLE, readable_layers
 from hf_domino.configuration.domino_config import DominoConfig
 
@@ -59,7 +59,9 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         value = getattr(config, field)
         expected = getattr(text, target_field)
         if value not in (None, expected):
-            raise refusal(f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER)
+            raise invalid_argument(
+                f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER
+            )
     _fit_vocabulary(config, text.vocab_size)
     allowed = readable_layers(config, text.num_hidden_layers)
     layer_ids = config.layer_ids(text)
@@ -70,11 +72,11 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
             count = f"{config.num_captured} layers "
         bounds = f"{count}in [0, {allowed.stop - 1}]"
         expected = f"{bounds} (the target has {text.num_hidden_layers} layers; {WHY_READABLE})"
-        raise refusal("the drafter's target_layer_ids", expected, config.target_layer_ids, OWN_DRAFTER)
+        raise invalid_argument("the drafter's target_layer_ids", expected, config.target_layer_ids, OWN_DRAFTER)
     if config.target_model_type not in (None, text.model_type, target.config.model_type):
         remedy = f"{OWN_DRAFTER} If it does fit, set drafter.config.target_model_type = None."
         expected = f"{text.model_type!r} (the target's model_type)"
-        raise refusal("the drafter's target_model_type", expected, config.target_model_type, remedy)
+        raise invalid_argument("the drafter's target_model_type", expected, config.target_model_type, remedy)
 
 
 def _fit_vocabulary(config: DominoConfig, size: int) -> None:
@@ -85,11 +87,15 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
     sized.vocab_size = size
     if config.learns_while_drafting:
         remedy = "Its table has a row for each token: make another with hf_domino.recycling(target)."
-        raise refusal("the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy)
+        raise invalid_argument(
+            "the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy
+        )
     if sized.shapes() != config.shapes():
         some = f"drafter.restricted(range({min(size, config.vocab_size - 1)}))"
         remedy = f"{OWN_DRAFTER} If only its W2 or lm_head has another size, use {some}."
-        raise refusal("the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy)
+        raise invalid_argument(
+            "the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy
+        )
     sized.check()
     config.vocab_size = size
 
@@ -118,7 +124,7 @@ def fitting_drafter(given: Any, target: PreTrainedModel, field: str) -> Any:
     drafter = drafter_of(given)
     if drafter is None:
         remedy = "Load it with DominoDraftModel.from_pretrained."
-        raise refusal(field, "a DominoDraftModel", type(given).__name__, remedy)
+        raise invalid_argument(field, "a DominoDraftModel", type(given).__name__, remedy)
     check_drafter(drafter)
     check_target(drafter.config, target)
     return drafter
@@ -128,9 +134,9 @@ def check_target_kind(target: PreTrainedModel) -> None:
     """Refuse a target that no drafter can serve."""
     name = type(target).__name__
     if drafter_of(target) is not None:
-        raise refusal("the target", "a causal language model", f"a drafter ({name})", "Were the two swapped?")
+        raise invalid_argument("the target", "a causal language model", f"a drafter ({name})", "Were the two swapped?")
     if target.config.is_encoder_decoder:
-        raise refusal(
+        raise invalid_argument(
             f"{name}.config.is_encoder_decoder", False, True, "A drafter reads a decoder-only causal language model."
         )
     # PEFT generates with its base model, and lends it this method.
@@ -141,18 +147,18 @@ def check_target_kind(target: PreTrainedModel) -> None:
         remedy = (
             "Virtual tokens do not belong to the text that is drafted; drop assistant_model, or train such an adapter."
         )
-        raise refusal("the target's PEFT adapter", expected, adapter.peft_type.value, remedy)
+        raise invalid_argument("the target's PEFT adapter", expected, adapter.peft_type.value, remedy)
     text = target.config.get_text_config(decoder=True)
     if text.model_type in DEPENDS_ON_WIDTH:
         remedy = f"{name} in transformers {DEPENDS_ON_WIDTH[text.model_type]}; drop assistant_model."
-        raise refusal("the target's model_type", ONE_WIDTH, text.model_type, remedy)
+        raise invalid_argument("the target's model_type", ONE_WIDTH, text.model_type, remedy)
     low, high = getattr(text, "time_step_limit", None) or (0, math.inf)
     if low > 0 or high < math.inf:
         remedy = f"{name} in transformers {_CLAMPS_TIME_STEP}; drop assistant_model."
-        raise refusal("the target's time_step_limit", (0.0, math.inf), (low, high), remedy)
+        raise invalid_argument("the target's time_step_limit", (0.0, math.inf), (low, high), remedy)
     if getattr(text, "is_decoder", None) is False and text.model_type not in CAUSAL_ANYHOW:
         remedy = f"Otherwise positions {_LOOK_AHEAD}; load the target with is_decoder=True."
-        raise refusal("the target's is_decoder", True, False, remedy)
+        raise invalid_argument("the target's is_decoder", True, False, remedy)
     if text.model_type not in CAUSAL_BEHIND_CACHE or "flash" in str(text._attn_implementation):
         check_causal(target)
     _check_hidden_states(target, text)
@@ -163,25 +169,27 @@ def check_causal(target: PreTrainedModel) -> None:
     text = target.config.get_text_config(decoder=True)
     if (value := getattr(text, "use_bidirectional_attention", None)) in (True, "all"):
         remedy = f"Positions {_LOOK_AHEAD}; drop the drafter, or train it for another target."
-        raise refusal("the target's use_bidirectional_attention", False, value, remedy)
+        raise invalid_argument("the target's use_bidirectional_attention", False, value, remedy)
 
 
 def _check_hidden_states(target: PreTrainedModel, text: PreTrainedConfig) -> None:
     remedy = "A drafter reads one hidden state per position and layer; this target cannot be drafted for."
     if missing := [name for name in ("vocab_size", "hidden_size", "num_hidden_layers") if not hasattr(text, name)]:
-        raise refusal(f"{type(text).__name__}", f"one with {', '.join(missing)}", text.model_type, remedy)
+        raise invalid_argument(f"{type(text).__name__}", f"one with {', '.join(missing)}", text.model_type, remedy)
     for field in STREAM_FIELDS:
         if (count := getattr(text, field, None)) is not None:
-            raise refusal(f"the target's {field}", "absent (one stream of hidden states)", count, remedy)
+            raise invalid_argument(f"the target's {field}", "absent (one stream of hidden states)", count, remedy)
     if crossing := getattr(text, "cross_attention_layers", None):
         skipped = "Prompts without an image skip these layers, and their hidden states; drop assistant_model."
-        raise refusal("the target's cross_attention_layers", "empty", crossing, skipped)
+        raise invalid_argument("the target's cross_attention_layers", "empty", crossing, skipped)
     if (count := getattr(text, "num_layers", text.num_hidden_layers)) != text.num_hidden_layers:
-        raise refusal("the target's num_layers", f"num_hidden_layers={text.num_hidden_layers}", count, remedy)
+        raise invalid_argument("the target's num_layers", f"num_hidden_layers={text.num_hidden_layers}", count, remedy)
     width = getattr(target.get_input_embeddings(), "embedding_dim", text.hidden_size)
     if width != text.hidden_size:
         remedy = "A drafter reads token embeddings and hidden states of one width; this target cannot be drafted for."
-        raise refusal("the width of the target's token embeddings", f"hidden_size={text.hidden_size}", width, remedy)
+        raise invalid_argument(
+            "the width of the target's token embeddings", f"hidden_size={text.hidden_size}", width, remedy
+        )
 
 
 def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str, Any]) -> None:
@@ -192,14 +200,16 @@ def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str,
         return
     if kwargs.get("position_ids") is None or text.model_type in COUNTS_PADDING:
         expected = "one that takes position_ids and a mask of the padding, for a batch"
-        raise refusal("the target's model_type", expected, text.model_type, f"It counts padding as text. {alone}")
+        raise invalid_argument(
+            "the target's model_type", expected, text.model_type, f"It counts padding as text. {alone}"
+        )
     if getattr(text, "attn_temperature_tuning", False):
         limit = text.floor_scale - num_proposals - 1
         longest = kwargs["generation_config"].max_length
         if longest is None or longest > limit:
             remedy = f"From there on the target scales its attention by columns, padding included. {alone}"
             most = f"at most {max(limit, 0)} (floor_scale={text.floor_scale})"
-            raise refusal("max_length of a batch", most, longest, remedy)
+            raise invalid_argument("max_length of a batch", most, longest, remedy)
 
 
 def check_drafter(drafter: PreTrainedModel) -> None:
@@ -207,10 +217,12 @@ def check_drafter(drafter: PreTrainedModel) -> None:
     empty = [name for name, parameter in drafter.named_parameters() if parameter.is_meta]
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."
-        raise refusal("the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy)
+        raise invalid_argument(
+            "the drafter's device", "one that holds its weights", f"meta ({len(empty)} tensors)", remedy
+        )
     modules = dict(drafter.named_modules())
     layers = drafter.config.head_layers
     own = {name: dict(modules[name].named_parameters(recurse=False)) for name in layers if name in modules}
     if wrapped := [name for name in own if layers[name] not in own[name]]:
         remedy = "Merge the adapter first: peft.PeftModel.from_pretrained(drafter, adapter).merge_and_unload()."
-        raise refusal("the layers of the drafter's correction head", "without adapters", wrapped, remedy)
+        raise invalid_argument("the layers of the drafter's correction head", "without adapters", wrapped, remedy)

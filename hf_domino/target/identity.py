@@ -22,7 +22,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 if TYPE_CHECKING:
     from hf_domino.configuration.domino_config import DominoConfig
@@ -200,7 +200,7 @@ def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str
     for field, (expected, value) in differences(recorded, found).items():
         if field not in ignored:
             of_name = f"{expected!r} (that of {recorded.name or 'the target'}, with which {what} was made)"
-            raise refusal(f"the target's {field}", of_name, value, remedy)
+            raise invalid_argument(f"the target's {field}", of_name, value, remedy)
 
 
 def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
@@ -210,7 +210,7 @@ def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
     if recorded is not None and _telling(recorded, found):
         expected = f"{recorded.name or 'another'}, for which the drafter was made"
         remedy = "To draft for it anyway, call hf_domino.attach(target, drafter)."
-        raise refusal("the target", expected, found.name, remedy)
+        raise invalid_argument("the target", expected, found.name, remedy)
 
 
 def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 
 def _by_first(method: str, source: Any, **kwargs: Any) -> PreTrainedModel:
@@ -20,7 +20,7 @@ def _by_first(method: str, source: Any, **kwargs: Any) -> PreTrainedModel:
             unknown = str(error).partition("\n")[0]  # before it lists all that it knows
             if not unknown.startswith("Unrecognized configuration class"):
                 raise
-    raise refusal("the target", "a language model", unknown, "Name a model that AutoModelForCausalLM loads.")
+    raise invalid_argument("the target", "a language model", unknown, "Name a model that AutoModelForCausalLM loads.")
 
 
 class AutoTarget:

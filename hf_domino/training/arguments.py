@@ -11,9 +11,9 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils import is_peft_available
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.options import describe
-from hf_domino._common.refusal import refusal
 from hf_domino.formats.source import INSTALL_PEFT
 from hf_domino.training.fields import TrainingFields
 
@@ -49,7 +49,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             self.use_cpu = True
         if self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
             remedy = "Leave it out: a drafter fits on one device, and every process has its own."
-            raise refusal("fsdp", "left out", self.fsdp or "ACCELERATE_USE_FSDP=true", remedy)
+            raise invalid_argument("fsdp", "left out", self.fsdp or "ACCELERATE_USE_FSDP=true", remedy)
         super().__post_init__()
         self.accelerator_config.non_blocking = self.dataloader_pin_memory
         usual = DominoTrainingArguments
@@ -82,22 +82,24 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
                 if (value := getattr(self, name)) is not None and not is_right(value):
                     raise ValueError(f"{name} must be {allowed}, got {value}.")
         if self.minutes is not None and self.max_steps != -1:
-            raise refusal("max_steps with minutes", "left out", self.max_steps, "Set one of the two.")
+            raise invalid_argument("max_steps with minutes", "left out", self.max_steps, "Set one of the two.")
         if self.position_weights not in ("decay", "dpace"):
             raise ValueError(f"position_weights must be decay or dpace, got {self.position_weights!r}.")
         if self.train_only not in (None, "head"):
-            raise refusal(
+            raise invalid_argument(
                 "train_only", "'head' or left out", self.train_only, "Without it, the whole drafter is trained."
             )
         if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
             remedy = "Set walk_rows to 1 or more."
-            raise refusal("metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy)
+            raise invalid_argument(
+                "metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy
+            )
         if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             remedy = "Leave it out: the context features that all layers share would lose their gradient."
-            raise refusal("use_reentrant in gradient_checkpointing_kwargs", False, True, remedy)
+            raise invalid_argument("use_reentrant in gradient_checkpointing_kwargs", False, True, remedy)
         if not isinstance(self.chat_template_kwargs or {}, dict):
             example = """Write it like '{"enable_thinking": false}'."""
-            raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
+            raise invalid_argument("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
 
     def _complete_lora(self) -> None:
         """Give the fields of LoRA their defaults, or refuse them where no adapter is trained."""
@@ -106,15 +108,17 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             if self.use_peft:
                 setattr(self, name, default if value is None else value)
             elif value is not None:
-                raise refusal(f"{name} without use_peft", "left out", value, "Set use_peft to train an adapter.")
+                raise invalid_argument(
+                    f"{name} without use_peft", "left out", value, "Set use_peft to train an adapter."
+                )
         if not self.use_peft:
             return
         for name in ("train_only", "muon_learning_rate"):
             if (value := getattr(self, name)) is not None:
                 remedy = "AdamW trains the adapter, and lora_target_modules chooses its layers."
-                raise refusal(f"{name} with use_peft", "left out", value, remedy)
+                raise invalid_argument(f"{name} with use_peft", "left out", value, remedy)
         if not is_peft_available():
-            raise refusal("use_peft", "False without the package peft", True, INSTALL_PEFT)
+            raise invalid_argument("use_peft", "False without the package peft", True, INSTALL_PEFT)
 
     @property
     def is_static(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 REMEDY = (
     "Training stops; checkpoints are from before. If this is the first step, load the target in a wider dtype "
@@ -21,7 +21,7 @@ def check_losses(losses: list[tuple[int, torch.Tensor]], accelerator: Any) -> No
     broken = (~torch.isfinite(torch.stack([loss for _, loss in losses]))).float()
     for (step, loss), count in zip(losses, accelerator.reduce(broken, "sum").tolist(), strict=True):
         if count:
-            raise refusal(f"the loss of step {step}", "finite", loss.item(), REMEDY)
+            raise invalid_argument(f"the loss of step {step}", "finite", loss.item(), REMEDY)
 
 
 def check_weights(model: nn.Module, step: int) -> None:
@@ -32,4 +32,4 @@ def check_weights(model: nn.Module, step: int) -> None:
     if names:
         remedy = "They are not saved. Continue from an earlier checkpoint with a lower learning rate."
         found = f"nan or inf in {', '.join(names[:3])} ({len(names)} tensors)"
-        raise refusal(f"the drafter's weights after step {step}", "finite", found, remedy)
+        raise invalid_argument(f"the drafter's weights after step {step}", "finite", found, remedy)

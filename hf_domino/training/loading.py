@@ -8,8 +8,8 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import within_window
 from hf_domino.data.records import RECORD_SUFFIXES, Source, check_file, from_dataset, from_files
 from hf_domino.data.rows import count_tokens, load_rows, most_frequent
@@ -37,7 +37,7 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
     for use in ("train", "eval"):
         name, split, most = (getattr(data, field) for field in (f"{use}_file", f"{use}_split", f"max_{use}_rows"))
         if most is not None and most < 1:
-            raise refusal(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
+            raise invalid_argument(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
         if name is None:
             continue
         path = Path(name)

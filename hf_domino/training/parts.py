@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.registry import config_classes
 from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -47,7 +47,9 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
     if hasattr(given, "peft_config"):
         for name in ("use_peft", "train_only"):
             if value := getattr(args, name):
-                raise refusal(f"{name} of an adapted drafter", "left out", value, "Its own adapter is trained.")
+                raise invalid_argument(
+                    f"{name} of an adapted drafter", "left out", value, "Its own adapter is trained."
+                )
         return _without_card(given)
     config = drafter.config
     for name, parameter in drafter.named_parameters():
@@ -59,7 +61,9 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
             if config.headless() is type(config):
                 heads = [method.projector_type for method in config_classes() if fields_of_head(method)]
                 remedy = f"Give it a new head: set projector_type={' or '.join(map(repr, heads))} as well."
-            raise refusal("the drafter of train_only='head'", "one with a correction head", config.title, remedy)
+            raise invalid_argument(
+                "the drafter of train_only='head'", "one with a correction head", config.title, remedy
+            )
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.split(".")[0] in config.head_modules())
     return add_lora(drafter, args) if args.use_peft else given
@@ -84,7 +88,7 @@ def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
     if not name or Path(name).absolute() == Path(str(args.output_dir)).absolute():
         expected = "one loaded from a folder or the Hub other than output_dir"
         remedy = "The adapter stores only its name."
-        raise refusal("the drafter of use_peft", expected, name or "a new one", remedy)
+        raise invalid_argument("the drafter of use_peft", expected, name or "a new one", remedy)
     layers = adaptable_layers(drafter)
     wanted = args.lora_target_modules or ["all-linear"]
     if wanted == ["all-linear"]:
@@ -92,7 +96,7 @@ def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
     unknown = [end for end in wanted if not any(f".{layer}".endswith(f".{end}") for layer in layers)]
     if unknown:
         expected = f"'all-linear', or among {', '.join(layers)}"
-        raise refusal("lora_target_modules", expected, unknown, "Give the names of layers, or how these end.")
+        raise invalid_argument("lora_target_modules", expected, unknown, "Give the names of layers, or how these end.")
     sizes: dict[str, Any] = {"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}
     return _without_card(get_peft_model(drafter, LoraConfig(**sizes, target_modules=wanted)))
 
@@ -130,10 +134,10 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
             if headless is not None:
                 expected = f"plain {headless.title}"
             remedy = "Leave projector_type out, or start from such a drafter."
-            raise refusal("the drafter of a new head", expected, config.title, remedy)
+            raise invalid_argument("the drafter of a new head", expected, config.title, remedy)
         overrides = {**method.defaults, FUSION: config.layer_fusion, **overrides}
     if (taps := getattr(config, TAPS, None)) not in (None, overrides.get(TAPS, taps)):
-        raise refusal(
+        raise invalid_argument(
             f"{TAPS} of the drafter", taps, overrides[TAPS], "Its weights were trained for these: leave it out."
         )
     result = DominoDraftModel(config.changed(**overrides))
@@ -141,6 +145,6 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
     if others := [name for name, shape in result.config.shapes().items() if own.get(name, shape) != shape]:
         changed = {name: value for name, value in overrides.items() if value != getattr(config, name, None)}
         remedy = f"Its {others[0]} is of that size: leave it out, or train a new drafter."
-        raise refusal(f"{', '.join(changed)} of the drafter", "left out", changed, remedy)
+        raise invalid_argument(f"{', '.join(changed)} of the drafter", "left out", changed, remedy)
     result.load_state_dict(drafter.state_dict(), strict=False)
     return result

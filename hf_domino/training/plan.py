@@ -16,8 +16,8 @@ from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
 from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -100,7 +100,7 @@ def follow_minutes(
     seconds = end - time.perf_counter()
     if seconds < max(timed):
         remedy = f"A step takes {max(timed):.1f} s here, and loading and timing took the rest: allow more minutes."
-        raise refusal("minutes", "enough for a step", args.minutes, remedy)
+        raise invalid_argument("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
     args.__dict__.update(plan)
     if args.process_index == 0:
@@ -124,7 +124,7 @@ def go_on_with_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
     path = Path(args.output_dir, PLAN_FILE)
     if not path.is_file():
         remedy = f"{path} is missing, so set max_steps, num_anchors and per_device_train_batch_size as they were."
-        raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
+        raise invalid_argument(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
     plan = json.loads(path.read_text(encoding="utf-8"))
     args.__dict__.update(plan)
     notice(f"the run goes on from {checkpoint} with the plan that it began with: {_said(plan)}.")

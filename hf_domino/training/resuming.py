@@ -19,8 +19,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
@@ -46,7 +46,7 @@ def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
         except Timeout:
             expected = "a folder that no other training writes to"
             remedy = "Wait until it ends, or choose another."
-            raise refusal("output_dir", expected, str(args.output_dir), remedy) from None
+            raise invalid_argument("output_dir", expected, str(args.output_dir), remedy) from None
     try:
         yield
     finally:
@@ -67,14 +67,14 @@ def find_checkpoint(args: DominoTrainingArguments, config: DominoConfig, overwri
     if overwrite:
         if args.resume_from_checkpoint:
             remedy = "Leave one of them out: a run continues or starts again."
-            raise refusal("resume_from_checkpoint with overwrite", None, args.resume_from_checkpoint, remedy)
+            raise invalid_argument("resume_from_checkpoint with overwrite", None, args.resume_from_checkpoint, remedy)
         return None
     checkpoint = args.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint:
         check_resumable(checkpoint, config, args)
     elif is_whole(folder):
         remedy = f"Train its drafter further with --drafter {folder} and another output_dir, or use --overwrite true."
-        raise refusal("output_dir", "a folder without a finished run", str(folder), remedy)
+        raise invalid_argument("output_dir", "a folder without a finished run", str(folder), remedy)
     return checkpoint
 
 
@@ -127,7 +127,7 @@ def check_resumable(
         before = (saved | run).get(name, value)
         if before != value:
             made = f"{before!r}, with which {checkpoint} was trained"
-            raise refusal(name, made, value, f"Set it back. {START_AGAIN}")
+            raise invalid_argument(name, made, value, f"Set it back. {START_AGAIN}")
 
 
 def kept_of(args: DominoTrainingArguments) -> dict[str, Any]:

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
 from hf_domino._common.dtypes import fast_dtype
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, config_classes
@@ -171,23 +171,23 @@ def check_fields(
     sources_of(data)
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights already: set one of the two."
-        raise refusal("start_from_target with drafter", False, True, remedy)
+        raise invalid_argument("start_from_target with drafter", False, True, remedy)
     if args.minutes is not None and args.world_size > 1:
         remedy = "Each process would make its own plan: set max_steps and num_anchors."
-        raise refusal("minutes with several processes", "left out", args.minutes, remedy)
+        raise invalid_argument("minutes with several processes", "left out", args.minutes, remedy)
     if args.minutes is not None and args.eval_strategy != "no":
         remedy = "Its time is planned for steps and one evaluation at the end: leave one of the two out."
-        raise refusal("eval_strategy with minutes", "no", args.eval_strategy.value, remedy)
+        raise invalid_argument("eval_strategy with minutes", "no", args.eval_strategy.value, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
-        raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, "Set eval_file too.")
+        raise invalid_argument("eval_strategy", "no without eval_file", args.eval_strategy.value, "Set eval_file too.")
     overrides = shape.overrides()
     for name in ("train_only", "use_peft"):
         if names.drafter is None and (value := getattr(args, name)):
             remedy = "Name the drafter to start from: --drafter FOLDER."
-            raise refusal(f"{name} of a new drafter", None, value, remedy)
+            raise invalid_argument(f"{name} of a new drafter", None, value, remedy)
     if args.use_peft and overrides:
         remedy = "An adapter has the shape of its drafter: leave one of them out."
-        raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)
+        raise invalid_argument(f"use_peft with {', '.join(overrides)}", False, True, remedy)
     of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
     default = DominoConfig.projector_type if names.drafter is None else ""
     method = METHODS.get(overrides.get("projector_type", default))

@@ -22,8 +22,8 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.data.rows import encode_dataset
 from hf_domino.formats.adapters import finish_saving
 from hf_domino.methods import DominoDraftModel
@@ -32,7 +32,7 @@ from hf_domino.target.identity import identify, weights_digest
 from hf_domino.target.loading import place_target
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.evidence.acceptance import walked_metrics
+from hf_domino.training.evidence.acceptance import simulated_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.faults import check_losses, check_weights
@@ -121,7 +121,7 @@ class DominoTrainer(Trainer):
         if args.gradient_checkpointing:
             model.config.check_supports("gradient_checkpointing")
         if args.n_gpu > 1:
-            raise refusal("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
+            raise invalid_argument("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
         say_first_tokens(model)
         if data_collator is None:
             multiple = 1
@@ -250,15 +250,15 @@ class DominoTrainer(Trainer):
         return losses.corrected / inputs["loss_weight"].clamp(min=1e-6), None, None
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
+        """Evaluate with the same anchors every time, then simulate rounds over the first `walk_rows` rows."""
         meter = self._evaluation_meter = Meter(self.drafter.config, self.args.device)
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         metrics = meter.means(self.accelerator, by_position=True)
         metrics["loss"] = metrics["corrected_loss"]
         if self.args.walk_rows:
             rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
-            # All processes walk the same rows.
-            metrics |= walked_metrics(self.drafter, self.target.model, rows)
+            # All processes simulate the same rows.
+            metrics |= simulated_metrics(self.drafter, self.target.model, rows)
         prefix = kwargs.get("metric_key_prefix", "eval")
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.backbone import ZeroLinear
 
@@ -36,9 +36,11 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     decoder: Any = target.get_decoder()
     layers = list(getattr(decoder, "layers", ()))[-len(drafter.layers) :]
     if not layers:
-        raise refusal("a target to start from", "a decoder with `layers`", type(decoder).__name__, REMEDY)
+        raise invalid_argument("a target to start from", "a decoder with `layers`", type(decoder).__name__, REMEDY)
     if len(layers) < len(drafter.layers):
-        raise refusal("num_hidden_layers with start_from_target", f"at most {len(layers)}", len(drafter.layers), REMEDY)
+        raise invalid_argument(
+            "num_hidden_layers with start_from_target", f"at most {len(layers)}", len(drafter.layers), REMEDY
+        )
     pairs = list(zip(drafter.layers, layers, strict=True))
     for own, layer in pairs:
         modules = dict(layer.named_modules())
@@ -73,6 +75,6 @@ def _take(own: Any, other: Any, name: str) -> None:
         if (own(probe.to(own.weight)) - made).norm() <= SAME_TOL * made.norm():
             return
     expected = f"a plain {type(own).__name__} {tuple(own.weight.shape)} of 16 or 32 bits in memory, without additions"
-    raise refusal(
+    raise invalid_argument(
         f"{name} of a target to start from", expected, f"{type(other).__name__} {tuple(weight.shape)}", REMEDY
     )

@@ -15,7 +15,7 @@ from hf_domino import DominoDraftModel
 from hf_domino.data import load_rows
 from hf_domino.data.rows import count_tokens, most_frequent
 from hf_domino.formats.draft_vocabulary import d2t_of
-from hf_domino.training.evidence.acceptance import walk_acceptance
+from hf_domino.training.evidence.acceptance import simulate_acceptance
 from hf_domino.training.parts import go_on_from
 
 
@@ -40,7 +40,7 @@ def test_walked_rounds_are_those_of_generation(target, make_drafter):
     options = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 2}
     text = target.generate(prompt, **options)[0].tolist()
     target.generate(prompt, assistant_model=drafter, **options)
-    (walked,) = walk_acceptance(drafter, target, [text], [8])
+    (walked,) = simulate_acceptance(drafter, target, [text], [8])
     assert walked == drafter.stats.rows[0][: len(walked)]
     assert len(walked) > 20
 

@@ -17,9 +17,9 @@ from hf_domino._common.verdict import load_per_core
 from hf_domino.configuration.from_target import ends_of
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.data.writers import cut_at_end
+from hf_domino.evaluation.benchmark.divergences import find_divergences
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PEAK_MEMORY, BenchOptions
-from hf_domino.evaluation.benchmark.partings import find_divergences
 from hf_domino.evaluation.benchmark.prompts import inputs_of, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds

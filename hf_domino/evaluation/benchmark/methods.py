@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.evaluation.benchmark.options import LOOKUP, TRANSFORMERS_OWN, WITH_LOOKUP, BenchOptions
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.pair import Pair
@@ -44,7 +44,7 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
         wanted, got = (model.config.get_text_config(decoder=True).vocab_size for model in (pair.target, pair.assistant))
         if wanted != got:
             remedy = "Take a smaller model of the same family."
-            raise refusal("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
+            raise invalid_argument("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
         return {"assistant_model": pair.assistant}
     arguments: Arguments = {}
     if name in (LOOKUP, WITH_LOOKUP):

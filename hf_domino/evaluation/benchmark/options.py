@@ -6,9 +6,9 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED, PROMPT_FIELDS
 from hf_domino._common.options import option
-from hf_domino._common.refusal import refusal
 
 # Name -> label in Markdown, in the order of tables. To compare another method, add it here and to `methods`.
 METHODS = {
@@ -115,22 +115,26 @@ class BenchOptions:
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise refusal(f"--{name.replace('_', '-')}", "at least 1", value, "Leave it out for its default.")
+                raise invalid_argument(
+                    f"--{name.replace('_', '-')}", "at least 1", value, "Leave it out for its default."
+                )
         if not 0 <= self.temperature < math.inf:
-            raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
+            raise invalid_argument("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
         if not 0 <= self.seed <= MOST_SEED:
-            raise refusal("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
+            raise invalid_argument("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
         for name in self.columns:
             if name not in COLUMNS:
-                raise refusal("--columns", f"some of {', '.join(COLUMNS)}", name, "Separate them by commas.")
+                raise invalid_argument("--columns", f"some of {', '.join(COLUMNS)}", name, "Separate them by commas.")
             if name == PEAK_MEMORY and not self.device.startswith("cuda"):
-                raise refusal("--columns", "without peak_memory on this device", self.device, "Use --device cuda.")
+                raise invalid_argument(
+                    "--columns", "without peak_memory on this device", self.device, "Use --device cuda."
+                )
         for name in self.methods or ():
             if name not in MEASURABLE and self.methods != (ALL,):
-                raise refusal("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")
+                raise invalid_argument("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")
             if name == "assistant" and self.assistant is None:
                 remedy = "Give it, or leave assistant out."
-                raise refusal("--methods assistant", "given with --assistant", "none", remedy)
+                raise invalid_argument("--methods assistant", "given with --assistant", "none", remedy)
 
     def wanted(self, compares: bool) -> list[str]:
         """Return the methods to measure in the order of tables; with `compares`, drafters are methods by themselves."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.provenance import provenance
-from hf_domino._common.refusal import refusal
 from hf_domino.evaluation.benchmark.options import BenchOptions
 from hf_domino.evaluation.benchmark.prompts import source
 from hf_domino.pair import Pair
@@ -49,7 +49,9 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
 def read_rows(path: Path, mend: bool = False) -> list[Row]:
     """Read results from a JSONL file; `mend` leaves out a last line that was interrupted while it was written."""
     if not path.is_file():
-        raise refusal("results", "a JSONL file", str(path), f"Measure with `hf-domino bench --results {path}`.")
+        raise invalid_argument(
+            "results", "a JSONL file", str(path), f"Measure with `hf-domino bench --results {path}`."
+        )
     rows: list[Row] = []
     lines = list(filter(bytes.strip, path.read_bytes().splitlines()))
     for number, line in enumerate(lines, start=1):
@@ -92,7 +94,7 @@ def finished(path: Path, origin: Row, batches: Mapping[Any, Any], temperature: f
                 if name == "sources":
                     name = f"sources of {mode} batch {prompt}"
                 there = f"as in {path}, {row.get(name)!r}"
-                raise refusal(name, there, value, "Write to another --results, or give --overwrite.")
+                raise invalid_argument(name, there, value, "Write to another --results, or give --overwrite.")
         found.setdefault(batch, []).append(row)
     return [row for rows in found.values() if len(rows) == len(origin["methods"]) for row in rows]
 

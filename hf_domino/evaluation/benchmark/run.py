@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
@@ -28,7 +28,7 @@ def benchmark(options: BenchOptions) -> list[Row]:
     Results are written a batch at a time, and results of the same run that are there already are kept.
     """
     if options.results.is_dir():
-        raise refusal("--results", "a file", str(options.results), "Name one in it, such as results.jsonl.")
+        raise invalid_argument("--results", "a file", str(options.results), "Name one in it, such as results.jsonl.")
     check_writable(options.results.parent, "the folder of --results")
     dtype = choose_dtype(options.dtype, options.device, options.target)
     options = replace(options, dtype=str(dtype).removeprefix("torch."))

@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.verdict import load_per_core
 from hf_domino.evaluation.check.estimate import Estimate
 from hf_domino.evaluation.check.measure import (
@@ -117,7 +117,7 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
     unwrapped = drafter_of(drafter)
     if unwrapped is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
-        raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
+        raise invalid_argument("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
     check_drafter(unwrapped)
     check_target(unwrapped.config, target)
     check_causal(target)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.evaluation.benchmark.prompts import encode_one
 
 # There are a dozen because few texts make a verdict uncertain. The rest is not used if the first few are enough.
@@ -64,12 +64,14 @@ def prepare_prompts(
 ) -> list[Prompt]:
     """Turn the prompts of [`check_fit`] into token ids; a text becomes a user's message if there is a chat template."""
     if isinstance(prompts, str) or (prompts is not None and not len(prompts)):
-        raise refusal("prompts", "a list of at least one prompt", prompts, "Leave it out for defaults.")
+        raise invalid_argument("prompts", "a list of at least one prompt", prompts, "Leave it out for defaults.")
     if tokenizer is None and (prompts is None or not all(map(_is_ids, prompts))):
         path = getattr(target, "name_or_path", "")
         if not path:
             remedy = "Pass tokenizer=..., or prompts as lists of token ids."
-            raise refusal("tokenizer", "given for a target that was not loaded from a folder or the Hub", None, remedy)
+            raise invalid_argument(
+                "tokenizer", "given for a target that was not loaded from a folder or the Hub", None, remedy
+            )
         tokenizer = AutoTokenizer.from_pretrained(path)
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if prompts is None:
@@ -81,7 +83,7 @@ def prepare_prompts(
     ]
     for index, ready in enumerate(prepared):
         if not ready.input_ids.numel():
-            raise refusal(f"prompts[{index}]", "of at least one token", "none", "Leave the empty prompt out.")
+            raise invalid_argument(f"prompts[{index}]", "of at least one token", "none", "Leave the empty prompt out.")
     return prepared
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.loop import decode_mode
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
@@ -99,7 +99,7 @@ def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
         return probe
     if probe.excuse is None:
         remedy = f"{type(target).__name__} cannot be drafted for without changing its text; drop assistant_model."
-        raise refusal("the target", ONE_WIDTH, str(probe), remedy)
+        raise invalid_argument("the target", ONE_WIDTH, str(probe), remedy)
     advice = f"{probe.excuse} Compare texts with and without assistant_model."
     warnings.warn(f"{type(target).__name__}: {probe}. {advice}", stacklevel=2)
     return probe

@@ -1,1 +1,1 @@
-"""What training shows of itself: evaluation, walked acceptance, its card."""
+"""What training shows of itself: evaluation, simulated acceptance, its card."""

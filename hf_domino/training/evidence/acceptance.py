@@ -1,7 +1,7 @@
-"""Acceptance walked over known text: what greedy generation would accept, without generating.
+"""Acceptance simulated over known text: what greedy generation would accept, without generating.
 
 For every position the drafter drafts a block with the true tokens as its prefix; proposals match as long as all
-earlier ones do, so teacher forcing gives exactly the accepted run of a real round. Walking from anchor to anchor,
+earlier ones do, so teacher forcing gives exactly the accepted run of a real round. Going from anchor to anchor,
 a -> a + accepted + 1, then visits the rounds of generation (arXiv 2605.29707).
 
 Shapes: S sequence length, N anchors, K block size.
@@ -9,6 +9,7 @@ Shapes: S sequence length, N anchors, K block size.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -27,7 +28,7 @@ Rounds = list[list[int]]  # for each sequence the tokens that each of its rounds
 ANCHORS_PER_FORWARD = 64
 
 
-def walk_acceptance(
+def simulate_acceptance(
     drafter: DominoDraftModel,
     target: PreTrainedModel,
     sequences: Sequence[Sequence[int]],
@@ -49,13 +50,19 @@ def walk_acceptance(
         whose proposals reach behind the sequence, which generation cuts, are left out.
     """
     texts = zip(sequences, prompt_lengths, hidden_states or [None] * len(sequences), strict=True)
-    return walk_rounds(drafter, target, texts)[1]
+    return simulate_rounds(drafter, target, texts)[1]
 
 
-def walk_rounds(
+def walk_acceptance(*args: Any, **kwargs: Any) -> Rounds:
+    """The old name of [`simulate_acceptance`], which the next minor version drops."""
+    warnings.warn("walk_acceptance is now simulate_acceptance.", FutureWarning, stacklevel=2)
+    return simulate_acceptance(*args, **kwargs)
+
+
+def simulate_rounds(
     drafter: DominoDraftModel, target: PreTrainedModel, texts: Iterable[tuple[Sequence[int], int, torch.Tensor | None]]
 ) -> tuple[Rounds, Rounds]:
-    """Rounds of the base logits alone, and those of [`walk_acceptance`], at the price of one walk."""
+    """Rounds of the base logits alone, and those of [`simulate_acceptance`], at the price of one simulation."""
     was_training = drafter.training
     drafter.eval()
     view = TargetModel(target, drafter.config.layer_ids(target.config))
@@ -65,11 +72,11 @@ def walk_rounds(
         if states is not None:
             batch[STATES] = states.to(drafter.device)[None]
         lengths = accept_lengths(drafter, view, batch, start).tolist()
-        for walks, of_anchors in zip(found, lengths, strict=True):
+        for simulated, of_anchors in zip(found, lengths, strict=True):
             rounds: list[int] = []
             while (position := sum(rounds)) < len(of_anchors):
                 rounds.append(of_anchors[position])
-            walks.append(rounds)
+            simulated.append(rounds)
     drafter.train(was_training)
     return found
 
@@ -144,13 +151,13 @@ def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:
     return sum(lengths) / len(lengths) if lengths else None
 
 
-def walked_metrics(
+def simulated_metrics(
     drafter: DominoDraftModel, target: PreTrainedModel, rows: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
     """Mean acceptance lengths of the rounds over evaluation rows, without autocast, as generation runs."""
     texts = [(row["input_ids"], max(1, row["loss_mask"].index(1)), row.get(STATES)) for row in rows]
     with torch.autocast(drafter.device.type, enabled=False):
-        base, corrected = map(mean_acceptance_length, walk_rounds(drafter, target, texts))
+        base, corrected = map(mean_acceptance_length, simulate_rounds(drafter, target, texts))
     if base is None or corrected is None:
         return {}
     metrics = {"walked_acceptance_length": corrected}

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
 from hf_domino._common.dtypes import dtype_of
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.whole_files import whole_file
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.data.rows import RowCounts
@@ -69,7 +69,7 @@ class StateSettings:
             return cls(target=target, layer_ids=tuple(values.pop("layer_ids")), **values)
         except (ValueError, KeyError, TypeError) as error:
             remedy = START_AGAIN.format(folder=folder)
-            raise refusal(str(path), "the index of hidden states", str(error), remedy) from error
+            raise invalid_argument(str(path), "the index of hidden states", str(error), remedy) from error
 
     def check_serves(self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel) -> None:
         """Refuse a folder with these settings for what a drafter reads of a target."""
@@ -78,9 +78,11 @@ class StateSettings:
         check_same(self.target, identify(target), str(folder), remedy)
         if self.layer_ids != layer_ids:
             made = f"{list(self.layer_ids)}, those of the states in {folder}"
-            raise refusal("the drafter's target_layer_ids", made, list(layer_ids), remedy)
+            raise invalid_argument("the drafter's target_layer_ids", made, list(layer_ids), remedy)
         if final and not self.final:
-            raise refusal(f"the states in {folder}", "written with final=True for distillation", "without", remedy)
+            raise invalid_argument(
+                f"the states in {folder}", "written with final=True for distillation", "without", remedy
+            )
 
 
 def find_rows(folder: Path) -> dict[int, tuple[Path, int, int]]:
@@ -91,7 +93,7 @@ def find_rows(folder: Path) -> dict[int, tuple[Path, int, int]]:
             with safe_open(shard, framework="np") as file:
                 keys, ends = (file.get_tensor(name).tolist() for name in ("keys", "ends"))
         except (SafetensorError, OSError) as error:
-            raise refusal(str(shard), "a shard of hidden states", str(error), DELETE_SHARD) from error
+            raise invalid_argument(str(shard), "a shard of hidden states", str(error), DELETE_SHARD) from error
         found |= {key: (shard, *span) for key, span in zip(keys, pairwise((0, *ends)), strict=True)}
     return found
 
@@ -133,7 +135,9 @@ class CachedRows(Dataset):
     ):
         settings = StateSettings.load(Path(folder))
         if settings is None:
-            raise refusal(str(folder), "a folder of hidden states", f"one without {INDEX_FILE}", "Write them first.")
+            raise invalid_argument(
+                str(folder), "a folder of hidden states", f"one without {INDEX_FILE}", "Write them first."
+            )
         self.rows = rows
         self.folder = Path(folder)
         self.settings = settings
@@ -144,7 +148,7 @@ class CachedRows(Dataset):
         if missing := [index for index, key in enumerate(keys) if key not in known]:
             remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."
             value = f"one without row {missing[0]} ({len(missing)} of {len(rows)} are missing)"
-            raise refusal(str(folder), "a folder of hidden states of all rows", value, remedy)
+            raise invalid_argument(str(folder), "a folder of hidden states of all rows", value, remedy)
         self._places = [known[key] for key in keys]
         self._open: dict[Path, Any] = {}  # memory-mapped shards
 

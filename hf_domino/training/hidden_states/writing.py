@@ -19,8 +19,8 @@ from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
 from hf_domino._common.dtypes import dtype_of
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import write_whole
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.target.identity import identify
@@ -89,7 +89,7 @@ class StateWriter:
         self.settings.check_serves(self.folder, config, final, target)
         if self.settings.dtype != wanted.dtype:
             made = f"{self.settings.dtype!r}, the dtype of the states in {folder}"
-            raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
+            raise invalid_argument("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
         self._autocast = autocast
         self._shard = shard
         self._max_bytes = max_shard_bytes
@@ -127,7 +127,9 @@ class StateWriter:
         takes = f"{needed:.3g} GB: {num_tokens} tokens of {settings.bytes_per_token} bytes ({settings.num_states} "
         takes += f"states of {settings.hidden_size} in {settings.dtype})"
         if needed > free:
-            raise refusal(f"the free space for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM)
+            raise invalid_argument(
+                f"the free space for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM
+            )
         notice(f"hidden states of {len(missing)} examples take {takes} in {self.folder}; {free:.3g} GB are free.")
         if settings.final:
             with self._autocast():
@@ -164,5 +166,5 @@ class StateWriter:
         kept = torch.stack([part.to(dtype_of(self.settings.dtype)) for part in parts], dim=2).cpu()
         states = [row[: len(text)] for row, text in zip(kept, ids, strict=True)]
         if not all(torch.isfinite(row).all() for row in states):  # a training from them would fail far from the cause
-            raise refusal(f"hidden states in {self.settings.dtype}", "finite", "inf or nan", NOT_FINITE)
+            raise invalid_argument(f"hidden states in {self.settings.dtype}", "finite", "inf or nan", NOT_FINITE)
         return states

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions, gather_positions
 from hf_domino.target.view import Captured, TargetModel
@@ -64,11 +64,11 @@ def check_final(target: TargetModel) -> None:
     found = target.logits(outputs.hidden_states[-1].to(outputs.logits.device))
     if not torch.isfinite(expected).all():
         remedy = "Load it in a wider dtype (--target_dtype float32)."
-        raise refusal("the target's logits", "finite", "nan or inf", remedy)
+        raise invalid_argument("the target's logits", "finite", "nan or inf", remedy)
     distance = ((found - expected).abs().max() / expected.abs().max().clamp(min=1e-6)).item()
     if not distance <= SAME_LOGITS_TOL:
         family = getattr(target.text_config, "model_type", type(target.model).__name__)
-        raise refusal(
+        raise invalid_argument(
             f"lm_head of the last hidden state of {family}", "the logits of its forward",
             f"a relative difference of {distance:.2g}",
             "This family's distribution cannot be read from it: set distillation_weight to 0.",

@@ -1,7 +1,7 @@
 """What the operations ask of their inputs, in one place, so that both implementations refuse the same.
 
-Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
-width of the state.
+Shapes: B rows, L branches of each, S branches before them, V vocabulary, M candidates, R low rank, H width of
+embeddings, G width of the state.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def check_gru(
 
 
 def check_advance(products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor) -> None:
-    """Check the inputs of `advance_lanes`.
+    """Check the inputs of `advance_branches`.
 
     Raises:
         ValueError: Names the field, its value, what is allowed and the way out.
@@ -106,7 +106,7 @@ def check_corrections(
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor,
 ) -> None:
-    """Check the inputs of `correct_lanes`.
+    """Check the inputs of `correct_branches`.
 
     Raises:
         ValueError: Names the field, its value, what is allowed and the way out.

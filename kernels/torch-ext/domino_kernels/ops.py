@@ -1,7 +1,7 @@
-"""The operations: inputs are checked, then the kernel or its twin runs.
+"""The operations: inputs are checked, then the kernel or its reference runs.
 
-Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
-width of the state.
+Shapes: B rows, L branches of each, S branches before them, V vocabulary, M candidates, R low rank, H width of
+embeddings, G width of the state.
 """
 
 from __future__ import annotations
@@ -113,15 +113,15 @@ def gru_step(
     return implementation.gru_step(inputs, state, weight_ih, weight_hh, embedding)
 
 
-def advance_lanes(
+def advance_branches(
     products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor
 ) -> torch.Tensor:
-    """Advance the states of a tree's lanes by a token each: what [`gru_step`] does behind W_ih x.
+    """Advance the states of a tree's branches by a token each: what [`gru_step`] does behind W_ih x.
 
     Args:
         products (`torch.Tensor`): The tokens' input products W_ih x, gates in the order r, z, n, `[B, L, 3G]`.
-        state (`torch.Tensor`): Prefix states of the lanes of the depth before, `[B, S, G]`.
-        owners (`torch.Tensor`): The one of those that each lane goes on from, int64 `[B, L]`, all in [0, S).
+        state (`torch.Tensor`): Prefix states of the branches of the depth before, `[B, S, G]`.
+        owners (`torch.Tensor`): The one of those that each branch goes on from, int64 `[B, L]`, all in [0, S).
         weight_hh (`torch.Tensor`): `[3G, G]`.
 
     Returns:
@@ -133,33 +133,33 @@ def advance_lanes(
     Example:
     ```python
     >>> import torch
-    >>> from domino_kernels import advance_lanes
-    >>> state = torch.tensor([[[0.0], [0.8]]])  # of two lanes; behind the second one two go on
-    >>> advance_lanes(torch.zeros(1, 2, 3), state, torch.tensor([[1, 1]]), torch.zeros(3, 1))[..., 0]  # z = 1/2
+    >>> from domino_kernels import advance_branches
+    >>> state = torch.tensor([[[0.0], [0.8]]])  # of two branches; behind the second one two go on
+    >>> advance_branches(torch.zeros(1, 2, 3), state, torch.tensor([[1, 1]]), torch.zeros(3, 1))[..., 0]  # z = 1/2
     tensor([[0.4000, 0.4000]])
 
     ```
     """
     check_advance(products, state, owners, weight_hh)
-    implementation = _implementation("triton_lanes", state, products, weight_hh)
-    return implementation.advance_lanes(products, state, owners, weight_hh)
+    implementation = _implementation("triton_branches", state, products, weight_hh)
+    return implementation.advance_branches(products, state, owners, weight_hh)
 
 
-def correct_lanes(
+def correct_branches(
     base_logits: torch.Tensor,
     block_part: torch.Tensor,
     state_part: torch.Tensor,
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Correct the base logits of a depth's candidates for each of a tree's lanes, rounded as in [`correct_and_choose`].
+    """Correct the base logits of a depth's candidates for each branch of a tree; rounds as [`correct_and_choose`] does.
 
     Args:
         base_logits (`torch.Tensor`): Those of the candidates, `[B, M]`.
         block_part (`torch.Tensor`): Hidden part of W1, `[B, R]`.
-        state_part (`torch.Tensor`): State part of W1 of each lane, `[B, L, R]`.
+        state_part (`torch.Tensor`): State part of W1 of each branch, `[B, L, R]`.
         up_weight (`torch.Tensor`): W2, `[V, R]`.
-        candidate_ids (`torch.Tensor`): The candidates, which all lanes of a row share, int64 `[B, M]`.
+        candidate_ids (`torch.Tensor`): The candidates, which all branches of a row share, int64 `[B, M]`.
 
     Returns:
         `torch.Tensor`: Corrected logits `[B, L, M]`, in the dtype of the base logits.
@@ -170,21 +170,21 @@ def correct_lanes(
     Example:
     ```python
     >>> import torch
-    >>> from domino_kernels import correct_lanes
+    >>> from domino_kernels import correct_branches
     >>> base, up_weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0], [0.0], [4.0]])
-    >>> correct_lanes(base, torch.zeros(1, 1), torch.tensor([[[0.0], [20.0]]]), up_weight, torch.tensor([[2, 0]]))
+    >>> correct_branches(base, torch.zeros(1, 1), torch.tensor([[[0.0], [20.0]]]), up_weight, torch.tensor([[2, 0]]))
     tensor([[[ 1.,  2.],
              [81.,  2.]]])
 
     ```
     """
     check_corrections(base_logits, block_part, state_part, up_weight, candidate_ids)
-    implementation = _implementation("triton_lanes", base_logits, block_part, state_part, up_weight)
-    return implementation.correct_lanes(base_logits, block_part, state_part, up_weight, candidate_ids)
+    implementation = _implementation("triton_branches", base_logits, block_part, state_part, up_weight)
+    return implementation.correct_branches(base_logits, block_part, state_part, up_weight, candidate_ids)
 
 
 def _implementation(kernel: str, rows: torch.Tensor, *others: torch.Tensor) -> ModuleType:
-    """The kernel's module, or the twins': the kernels have no backward, and read plain memory alone."""
+    """The kernel's module, or the references': the kernels have no backward, and read plain memory alone."""
     tensors = rows, *others
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     is_plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
@@ -195,10 +195,10 @@ def _implementation(kernel: str, rows: torch.Tensor, *others: torch.Tensor) -> M
         from . import triton_choose
 
         return triton_choose
-    if kernel == "triton_lanes":
-        from . import triton_lanes
+    if kernel == "triton_branches":
+        from . import triton_branches
 
-        return triton_lanes
+        return triton_branches
     from . import triton_gru
 
     return triton_gru

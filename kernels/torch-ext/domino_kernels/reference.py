@@ -1,10 +1,10 @@
-"""Plain PyTorch twins of the kernels: same names, same signatures, same roundings where that can be had.
+"""Plain PyTorch references of the kernels: same names, same signatures, same roundings where that can be had.
 
 Domino (arXiv 2605.29707): corrected = base + W2 SiLU(W1 [z ; state]), where the state is that of a GRU that has read
 the tokens chosen so far.
 
-Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
-width of the state.
+Shapes: B rows, L branches of each, S branches before them, V vocabulary, M candidates, R low rank, H width of
+embeddings, G width of the state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def correct_and_choose(
     noise: torch.Tensor | None = None,
     temperature: float | None = None,
 ) -> torch.Tensor:
-    """Twin of [`domino_kernels.correct_and_choose`]; see there."""
+    """Reference of [`domino_kernels.correct_and_choose`]; see there."""
     activated = F.silu(low_rank)
     if candidate_ids is None:
         correction = F.linear(activated, up_weight)  # [B, V]
@@ -39,7 +39,7 @@ def correct_and_choose(
 
 
 def add_noise(scores: torch.Tensor, noise: torch.Tensor, temperature: float | None = None) -> torch.Tensor:
-    """Make scores whose argmax is a draw from softmax(scores / temperature): the exponential race, in logarithms.
+    """Make scores whose argmax is a draw from softmax(scores / temperature): Gumbel noise, made of exponential.
 
     Args:
         scores (`torch.Tensor`): `[..., N]`.
@@ -59,15 +59,15 @@ def gru_step(
     weight_hh: torch.Tensor,
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Twin of [`domino_kernels.gru_step`]; see there."""
+    """Reference of [`domino_kernels.gru_step`]; see there."""
     embeds = inputs if embedding is None else F.embedding(inputs, embedding)
     return torch.gru_cell(embeds, state, weight_ih, weight_hh)
 
 
-def advance_lanes(
+def advance_branches(
     products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor
 ) -> torch.Tensor:
-    """Twin of [`domino_kernels.advance_lanes`]; see there."""
+    """Reference of [`domino_kernels.advance_branches`]; see there."""
     before = state.gather(1, owners[..., None].expand(-1, -1, state.shape[2]))
     return step_from_products(products, before, weight_hh)
 
@@ -90,14 +90,14 @@ def step_from_products(products: torch.Tensor, state: torch.Tensor, weight_hh: t
     return torch.lerp(torch.addcmul(new, reset, state_new).tanh(), state, update)
 
 
-def correct_lanes(
+def correct_branches(
     base_logits: torch.Tensor,
     block_part: torch.Tensor,
     state_part: torch.Tensor,
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Twin of [`domino_kernels.correct_lanes`]; see there."""
+    """Reference of [`domino_kernels.correct_branches`]; see there."""
     low_rank = block_part[:, None] + state_part  # [B, L, R]
     rows = F.embedding(candidate_ids, up_weight)  # [B, M, R]
     return (base_logits[:, None] + F.silu(low_rank) @ rows.mT).to(base_logits.dtype)

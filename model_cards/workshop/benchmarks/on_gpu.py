@@ -20,7 +20,7 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).parent
 ROOT = BENCHMARKS.parents[2]
-KERNELS = ("correct_and_choose", "gru_step", "head", "lanes")
+KERNELS = ("correct_and_choose", "gru_step", "head", "branches")
 PAIRS = {"pair": 1, "pair_4": 4, "pair_8": 8}  # prompts at once
 STEPS = ("tests", *KERNELS, "round", "trees", *PAIRS)
 

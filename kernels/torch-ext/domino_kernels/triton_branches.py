@@ -1,10 +1,11 @@
-"""One depth of a tree: states of the lanes that go on, and the corrected logits of the candidates behind each.
+"""One depth of a tree: states of the branches that go on, and the corrected logits of the candidates behind each.
 
 Two kernels, as a correction needs all units of a state: one kernel would wait for them at a barrier through the device,
-which takes about as long as the next launch of a graph (`kernels/CARD.md`). Lanes share the weights that are read:
-tensor cores multiply them with 16 to 64 lanes at once. Sums are fp32, and rounded is what the other kernels round.
+which takes about as long as the next launch of a graph (`kernels/CARD.md`). Branches share the weights that are read:
+tensor cores multiply them with 16 to 64 branches at once. Sums are fp32, and rounded is what the other kernels round.
 
-Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, G width of the state.
+Shapes: B rows, L branches of each, S branches before them, V vocabulary, M candidates, R low rank, G width of the
+state.
 """
 
 from __future__ import annotations
@@ -36,27 +37,27 @@ def _add_product(sums, x, rows):
 @triton.jit
 def _advance(
     products, state, owners, weight, next_state,
-    num_lanes_of_all, num_lanes, num_units,
+    num_branches_of_all, num_branches, num_units,
     product_row_stride, product_stride, state_row_stride, state_stride, owner_row_stride, owner_stride, stride,
-    LANES: tl.constexpr, UNITS: tl.constexpr, CHUNK: tl.constexpr,
+    BRANCHES: tl.constexpr, UNITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     units = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
-    lanes = tl.program_id(1) * LANES + tl.arange(0, LANES)
-    is_lane = lanes < num_lanes_of_all
-    mask = is_lane[:, None] & (units < num_units)[None, :]
-    rows, lanes_of_row = lanes // num_lanes, lanes % num_lanes
-    owner = tl.load(owners + rows * owner_row_stride + lanes_of_row * owner_stride, mask=is_lane, other=0)
+    branches = tl.program_id(1) * BRANCHES + tl.arange(0, BRANCHES)
+    is_branch = branches < num_branches_of_all
+    mask = is_branch[:, None] & (units < num_units)[None, :]
+    rows, branches_of_row = branches // num_branches, branches % num_branches
+    owner = tl.load(owners + rows * owner_row_stride + branches_of_row * owner_stride, mask=is_branch, other=0)
     old = (state + rows * state_row_stride + owner * state_stride)[:, None]
     of_r = weight + units.to(tl.int64)[:, None] * stride
     of_z = weight + (units + num_units).to(tl.int64)[:, None] * stride
     of_n = weight + (units + 2 * num_units).to(tl.int64)[:, None] * stride
-    state_r = tl.zeros((LANES, UNITS), tl.float32)
-    state_z = tl.zeros((LANES, UNITS), tl.float32)
-    state_n = tl.zeros((LANES, UNITS), tl.float32)
+    state_r = tl.zeros((BRANCHES, UNITS), tl.float32)
+    state_z = tl.zeros((BRANCHES, UNITS), tl.float32)
+    state_n = tl.zeros((BRANCHES, UNITS), tl.float32)
     for start in range(0, num_units, CHUNK):
         columns = (start + tl.arange(0, CHUNK))[None, :]
         inside = columns < num_units
-        x = tl.load(old + columns, mask=is_lane[:, None] & inside, other=0.0)
+        x = tl.load(old + columns, mask=is_branch[:, None] & inside, other=0.0)
         filled = (units < num_units)[:, None] & inside
         r = tl.load(of_r + columns, mask=filled, other=0.0)
         z = tl.load(of_z + columns, mask=filled, other=0.0)
@@ -64,84 +65,84 @@ def _advance(
         state_r = _add_product(state_r, x, r)
         state_z = _add_product(state_z, x, z)
         state_n = _add_product(state_n, x, n)
-    of_token = (products + rows * product_row_stride + lanes_of_row * product_stride)[:, None] + units[None, :]
+    of_token = (products + rows * product_row_stride + branches_of_row * product_stride)[:, None] + units[None, :]
     r = tl.load(of_token, mask=mask, other=0.0).to(tl.float32)
     z = tl.load(of_token + num_units, mask=mask, other=0.0).to(tl.float32)
     n = tl.load(of_token + 2 * num_units, mask=mask, other=0.0).to(tl.float32)
     kept = tl.load(old + units[None, :], mask=mask, other=0.0).to(tl.float32)
     result = next_units(r, z, n, state_r, state_z, state_n, kept)
-    target = next_state + lanes[:, None] * num_units + units[None, :]
+    target = next_state + branches[:, None] * num_units + units[None, :]
     tl.store(target, result.to(next_state.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _correct(
     base, block_part, state_part, weight, candidates, scores,
-    num_lanes, num_columns, rank,
+    num_branches, num_columns, rank,
     base_stride, block_stride, state_row_stride, state_stride, stride, candidate_stride,
-    LANES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    BRANCHES: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     columns = tl.program_id(0) * TILE + tl.arange(0, TILE)
     row = tl.program_id(1)
-    lanes = tl.program_id(2) * LANES + tl.arange(0, LANES)
-    inside, is_lane = columns < num_columns, lanes < num_lanes
+    branches = tl.program_id(2) * BRANCHES + tl.arange(0, BRANCHES)
+    inside, is_branch = columns < num_columns, branches < num_branches
     ids = tl.load(candidates + row * candidate_stride + columns, mask=inside, other=0)
-    of_lanes = (state_part + row * state_row_stride + lanes * state_stride)[:, None]
+    of_branches = (state_part + row * state_row_stride + branches * state_stride)[:, None]
     of_columns = weight + ids[:, None] * stride
-    correction = tl.zeros((LANES, TILE), tl.float32)
+    correction = tl.zeros((BRANCHES, TILE), tl.float32)
     for start in range(0, rank, CHUNK):
         ranks = start + tl.arange(0, CHUNK)
         in_rank = ranks < rank
         of_block = tl.load(block_part + row * block_stride + ranks, mask=in_rank, other=0.0).to(tl.float32)
-        mask = is_lane[:, None] & in_rank[None, :]
-        of_state = tl.load(of_lanes + ranks[None, :], mask=mask, other=0.0).to(tl.float32)
+        mask = is_branch[:, None] & in_rank[None, :]
+        of_state = tl.load(of_branches + ranks[None, :], mask=mask, other=0.0).to(tl.float32)
         low_rank = (of_block[None, :] + of_state).to(weight.dtype.element_ty).to(tl.float32)
         tile = tl.load(of_columns + ranks[None, :], mask=inside[:, None] & in_rank[None, :], other=0.0)
         correction = _add_product(correction, activated(low_rank, weight), tile)
     logits = tl.load(base + row * base_stride + columns, mask=inside, other=0.0).to(tl.float32)[None, :]
     result = corrected(logits, correction, weight, base)
-    target = scores + (row * num_lanes + lanes)[:, None] * num_columns + columns[None, :]
-    tl.store(target, result.to(scores.dtype.element_ty), mask=is_lane[:, None] & inside[None, :])
+    target = scores + (row * num_branches + branches)[:, None] * num_columns + columns[None, :]
+    tl.store(target, result.to(scores.dtype.element_ty), mask=is_branch[:, None] & inside[None, :])
 
 
-def advance_lanes(
+def advance_branches(
     products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor
 ) -> torch.Tensor:
-    """Triton version of [`domino_kernels.advance_lanes`]; see there."""
-    (num_rows, num_lanes), num_units = owners.shape, state.shape[2]
-    next_state = state.new_empty(num_rows, num_lanes, num_units)
-    lanes, count = _lanes_at_once(num_rows * num_lanes), num_rows * num_lanes
-    _advance[(triton.cdiv(num_units, UNITS), triton.cdiv(count, lanes))](
+    """Triton version of [`domino_kernels.advance_branches`]; see there."""
+    (num_rows, num_branches), num_units = owners.shape, state.shape[2]
+    next_state = state.new_empty(num_rows, num_branches, num_units)
+    branches, count = _branches_at_once(num_rows * num_branches), num_rows * num_branches
+    _advance[(triton.cdiv(num_units, UNITS), triton.cdiv(count, branches))](
         products, state, owners, weight_hh, next_state,
-        count, num_lanes, num_units,
+        count, num_branches, num_units,
         *products.stride()[:2], *state.stride()[:2], *owners.stride(), weight_hh.stride(0),
-        LANES=lanes, UNITS=UNITS, CHUNK=_chunk(weight_hh),
+        BRANCHES=branches, UNITS=UNITS, CHUNK=_chunk(weight_hh),
     )  # fmt: skip
     return next_state
 
 
-def correct_lanes(
+def correct_branches(
     base_logits: torch.Tensor,
     block_part: torch.Tensor,
     state_part: torch.Tensor,
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Triton version of [`domino_kernels.correct_lanes`]; see there."""
-    (num_rows, num_lanes, rank), num_columns = state_part.shape, base_logits.shape[1]
-    scores = base_logits.new_empty(num_rows, num_lanes, num_columns)
-    lanes = _lanes_at_once(num_lanes)
-    _correct[(triton.cdiv(num_columns, TILE), num_rows, triton.cdiv(num_lanes, lanes))](
+    """Triton version of [`domino_kernels.correct_branches`]; see there."""
+    (num_rows, num_branches, rank), num_columns = state_part.shape, base_logits.shape[1]
+    scores = base_logits.new_empty(num_rows, num_branches, num_columns)
+    branches = _branches_at_once(num_branches)
+    _correct[(triton.cdiv(num_columns, TILE), num_rows, triton.cdiv(num_branches, branches))](
         base_logits, block_part, state_part, up_weight, candidate_ids, scores,
-        num_lanes, num_columns, rank,
+        num_branches, num_columns, rank,
         base_logits.stride(0), block_part.stride(0), *state_part.stride()[:2],
         up_weight.stride(0), candidate_ids.stride(0),
-        LANES=lanes, TILE=TILE, CHUNK=_chunk(up_weight),
+        BRANCHES=branches, TILE=TILE, CHUNK=_chunk(up_weight),
     )  # fmt: skip
     return scores
 
 
-def _lanes_at_once(count: int) -> int:
+def _branches_at_once(count: int) -> int:
     return min(MAX_LANES, max(MIN_SIDE, triton.next_power_of_2(count)))
 
 

@@ -6,8 +6,8 @@ import argparse
 import sys
 from dataclasses import fields
 
+from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.options import add_flags
-from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
 from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, RESULTS, TEXTS, BenchOptions

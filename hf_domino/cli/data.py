@@ -9,9 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.options import add_flags
-from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, default_device, set_up, thread_count
 from hf_domino.data.settings import WritingSettings
 

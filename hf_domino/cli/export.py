@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hf_domino._common.whole_files import check_writable
+from hf_domino._common.atomic_writes import check_writable
 from hf_domino.cli.flags import DTYPE, ENGINE_NAMES, FORMATS, set_up
 
 EXAMPLES = """\

@@ -14,8 +14,8 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
+from hf_domino._common.atomic_writes import why_no_room
 from hf_domino._common.version import __version__
-from hf_domino._common.whole_files import why_no_room
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 from hf_domino.cli.flags import respell
 

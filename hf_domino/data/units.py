@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_domino._common.whole_files import write_whole
+from hf_domino._common.atomic_writes import write_atomic
 
 Rows = list[dict[str, Any]]
 Make = Callable[[int], Rows]  # makes the results of the unit with this number
@@ -29,5 +29,5 @@ def do_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, co
     missing = [index for index in (*own, *others) if not paths[index].exists()]
     for index in tqdm(missing, name, unit="batch", disable=not progress):
         if not paths[index].exists():  # another process may have been faster
-            write_whole(paths[index], json.dumps({"rows": make(index)}))
+            write_atomic(paths[index], json.dumps({"rows": make(index)}))
     return [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]

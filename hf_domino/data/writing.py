@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import transformers
 
+from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino._common.version import __version__
-from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, Answer, write_answers
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.prompts import Prompt, PromptFilter, prompt_of
@@ -127,7 +127,7 @@ def _begin(output: Path, record: dict[str, Any]) -> None:
     versions = {
         "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
     }  # fmt: skip
-    write_whole(path, json.dumps(record | {"versions": versions}, indent=1))
+    write_atomic(path, json.dumps(record | {"versions": versions}, indent=1))
 
 
 def _write_result(output: Path, filtered: PromptFilter, answers: Rows, settings: WritingSettings) -> dict[str, Any]:
@@ -166,10 +166,10 @@ def _write_result(output: Path, filtered: PromptFilter, answers: Rows, settings:
     if refusals:
         report["answers"]["first refusal"] = refusals[0]
         notice(f"{len(refusals)} chats are dropped, because the template rejects what the target wrote. {refusals[0]}")
-    write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
+    write_atomic(output / REPORT, json.dumps(report, indent=1) + "\n")
     _check_kept(report, settings)
     for name, part in rows.items():
-        write_whole(output / name, "".join(json.dumps(row) + "\n" for row in part))
+        write_atomic(output / name, "".join(json.dumps(row) + "\n" for row in part))
     return report
 
 

@@ -17,9 +17,9 @@ from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from hf_domino._common.atomic_writes import atomic_writes, check_writable
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.errors import invalid_argument
-from hf_domino._common.whole_files import check_writable, whole_files
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import stored_dflash
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
@@ -115,7 +115,7 @@ def export(
             str(folder),
             "Choose another folder, or pass overwrite=True (--overwrite).",
         )
-    with whole_files(folder, WEIGHTS) as aside:  # an old shard or index would be read with the new ones
+    with atomic_writes(folder, WEIGHTS) as aside:  # an old shard or index would be read with the new ones
         save_torch_state_dict(tensors, aside, max_shard_size=max_shard_size, metadata={"format": "pt"})
         (aside / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     files = (CONFIG, *sorted(path.name for path in folder.glob(WEIGHTS)))

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
+from hf_domino._common.atomic_writes import atomic_writes
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.version import __version__
-from hf_domino._common.whole_files import whole_files
 from hf_domino.configuration.domino_config import DominoConfig
 
 FOLDER = "custom_generate"
@@ -48,7 +48,7 @@ def write_bundle(folder: str | Path) -> list[Path]:
     """
     place = Path(folder) / FOLDER
     texts = {f"{name}.py": text for name, text in bundle().items()} | {"requirements.txt": "\n".join(REQUIREMENTS)}
-    with whole_files(place, "*.py") as aside:
+    with atomic_writes(place, "*.py") as aside:
         for name, text in texts.items():
             (aside / name).write_text(text.rstrip() + "\n", encoding="utf-8")
     return [place / name for name in texts]

@@ -16,9 +16,9 @@ from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
+from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.whole_files import write_whole
 from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
@@ -104,7 +104,7 @@ def follow_minutes(
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
     args.__dict__.update(plan)
     if args.process_index == 0:
-        write_whole(Path(args.output_dir, PLAN_FILE), json.dumps(plan) + "\n")
+        write_atomic(Path(args.output_dir, PLAN_FILE), json.dumps(plan) + "\n")
     notice(
         f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {_said(plan)}, with blocks of "
         f"{drafter.config.block_size}."

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
+from hf_domino._common.atomic_writes import MAKE_ROOM, check_writable, needing_room
 from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, config_classes
 from hf_domino.methods import DominoDraftModel

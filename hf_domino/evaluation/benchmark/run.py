@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
+from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.errors import invalid_argument
-from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
 from hf_domino.evaluation.benchmark.options import ALL, BUNDLED_PROMPTS, BenchOptions, keeps_seed
@@ -59,7 +59,7 @@ def benchmark(options: BenchOptions) -> list[Row]:
     if not options.overwrite:
         kept = finished(options.results, origin, todo, options.temperature)
     rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
-    write_whole(options.results, to_lines(rows))
+    write_atomic(options.results, to_lines(rows))
     for done in {(row["mode"], row["prompt"]) for row in kept}:
         del todo[done]
     names = ", ".join(map(plain_label, methods))

@@ -22,9 +22,9 @@ from safetensors.torch import save_file
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
+from hf_domino._common.atomic_writes import atomic_write
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.errors import invalid_argument
-from hf_domino._common.whole_files import whole_file
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.data.rows import RowCounts
 from hf_domino.target.identity import TargetIdentity, check_same, identify
@@ -107,7 +107,7 @@ def write_shard(folder: Path, rows: dict[int, torch.Tensor]) -> None:
         "ends": torch.tensor([len(states) for states in rows.values()]).cumsum(0),
     }
     name = f"states-{hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:16]}.safetensors"
-    with whole_file(folder / name) as aside:
+    with atomic_write(folder / name) as aside:
         save_file(tensors, aside)
 
 

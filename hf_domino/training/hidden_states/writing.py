@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.whole_files import write_whole
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.target.identity import identify
 from hf_domino.target.view import TargetModel
@@ -85,7 +85,7 @@ class StateWriter:
         wanted = StateSettings(identify(target), layer_ids, config.hidden_size, name, final)
         self.settings = StateSettings.load(self.folder) or wanted
         if self.settings is wanted:
-            write_whole(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
+            write_atomic(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
         self.settings.check_serves(self.folder, config, final, target)
         if self.settings.dtype != wanted.dtype:
             made = f"{self.settings.dtype!r}, the dtype of the states in {folder}"

@@ -32,9 +32,9 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
+from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
-from hf_domino._common.whole_files import check_writable
 from hf_domino.configuration.from_target import ends_of
 from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.prompts import encode_one, inputs_of

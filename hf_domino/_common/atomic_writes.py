@@ -58,17 +58,17 @@ def needing_room(path: Path, way_out: str) -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
+def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a name beside `path`, whose file becomes `path` when the context ends without error; the folder is made.
 
     Example:
     ```python
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
-    >>> from hf_domino._common.whole_files import whole_file
+    >>> from hf_domino._common.atomic_writes import atomic_write
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "rows.txt")
-    ...     with whole_file(path) as aside:
+    ...     with atomic_write(path) as aside:
     ...         _ = aside.write_text("all of it")
     ...         seen_before = path.exists()
     ...     seen_before, path.read_text()
@@ -87,7 +87,7 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_files(folder: Path, *replaced: str) -> Iterator[Path]:
+def atomic_writes(folder: Path, *replaced: str) -> Iterator[Path]:
     """Yield a folder whose files move into `folder` when the context ends without error, which until then stays as is.
 
     Args:
@@ -105,7 +105,7 @@ def whole_files(folder: Path, *replaced: str) -> Iterator[Path]:
                 path.unlink()
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with whole_file(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_text(text, encoding="utf-8")

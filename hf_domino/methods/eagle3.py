@@ -50,7 +50,7 @@ class Eagle3Config(DominoConfig):
         norm_output (`bool`, *optional*, defaults to `False`): Whether the next draft reads the normalised state.
         qk_norm (`bool`, *optional*, defaults to `False`): Whether queries and keys are normalised.
         own_embeddings (`bool`, *optional*, defaults to `False`): Whether the drafter has embeddings of its own.
-        own_lm_head (`bool`, *optional*, defaults to `False`): Whether it has an lm_head of its own.
+        own_lm_head (`bool`, *optional*, defaults to `False`): Whether it has its own lm_head for the tokens it drafts.
         kwargs: The fields of [`DominoConfig`].
     """
 

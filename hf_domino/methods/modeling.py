@@ -215,25 +215,24 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         return None
 
     def export(self, folder: str | os.PathLike, format: str = "specforge", **options: Any) -> Export:
-        """Write the drafter in another project's format, and report which serving engines accept the folder.
+        """Write the drafter in another project's format; a warning names serving engines that do not accept it.
 
         Args:
-            folder (`str` or `PathLike`): Where to write. If it already holds a checkpoint, pass `overwrite=True`.
+            folder (`str` or `PathLike`): Where to write; it must be empty unless `overwrite=True`.
             format (`str`, *optional*, defaults to `"specforge"`): `"specforge"` for the layouts that SGLang and vLLM
                 read, which are those of SpecForge, z-lab and, for DSpark, DeepSpec; or `"speculators"` (not for
                 Domino).
             options: `engine`, the name of an engine that must accept the folder (`"sglang"`, `"vllm"`, `"dflash"`);
                 `dtype` of the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`);
-                `target`, which the format of speculators needs if there is a draft vocabulary, because it stores rows
-                of the target's lm_head.
+                `target`, whose rows of lm_head the format of speculators stores if there is a draft vocabulary.
 
         Returns:
             [`~formats.exporting.Export`]: The files, and for each engine the reasons why it does not accept them.
 
         Raises:
-            ValueError: If the format cannot hold such a drafter, the engine does not accept it, the folder already
-                holds a checkpoint, or some tensors are not the drafter's own (adapters, quantised weights). Nothing is
-                written in these cases.
+            ValueError: If the format cannot hold such a drafter, the engine does not accept it, the folder is not
+                empty, or some tensors are not the drafter's own (adapters, quantised weights). Nothing is written in
+                these cases.
         """
         return export_drafter(self, Path(folder), format, **options)
 

@@ -1,11 +1,12 @@
-"""One depth of a tree: states of the branches that go on, and the corrected logits of the candidates behind each.
+"""One depth of a tree: the states of the branches that continue, and the corrected logits of each one's candidates.
 
-Two kernels, as a correction needs all units of a state: one kernel would wait for them at a barrier through the device,
-which takes about as long as the next launch of a graph (`kernels/CARD.md`). Branches share the weights that are read:
-tensor cores multiply them with 16 to 64 branches at once. Sums are fp32, and rounded is what the other kernels round.
+There are two kernels because a correction needs all units of a state. A single kernel would have to wait for them at a
+barrier across the device, which takes about as long as the next launch of a graph (`kernels/CARD.md`). Branches share
+the weights that are read: tensor cores multiply them with 16 to 64 branches at once. Sums are fp32, and the same
+values are rounded as in the other kernels.
 
-Shapes: B rows, L branches of each, S branches before them, V vocabulary, M candidates, R low rank, G width of the
-state.
+Shapes: B rows, L branches per row, S branches per row at the previous depth, V vocabulary, M candidates, R low rank, G
+width of the state.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ import triton.language as tl
 from .triton_choose import activated, corrected
 from .triton_gru import next_units
 
-MIN_SIDE = 16  # of a product on tensor cores
-MAX_LANES = 64  # per program, whose sums stay in registers
-UNITS = 16  # per program: 64 programs at G = 1024
-TILE = 32  # candidates per program: four programs for the 128 of a row
-CHUNK_BYTES = 256  # of a row of the weights, read at once
-# Triton's interpreter multiplies bf16 as the integers that hold it.
+MIN_SIDE = 16  # smallest side of a matrix product on tensor cores
+MAX_LANES = 64  # branches per program, so that its sums stay in registers
+UNITS = 16  # units of the state per program: 64 programs at G = 1024
+TILE = 32  # candidates per program: four programs for the 128 candidates of a row
+CHUNK_BYTES = 256  # bytes of a weight row that are read at once
+# Triton's interpreter would multiply the integers that represent bf16 numbers, so there they are converted to fp32.
 IS_WIDE = tl.constexpr(not isinstance(next_units, triton.JITFunction))
 
 
 @triton.jit
 def _add_product(sums, x, rows):
-    """Sums [N, U] plus the product of x [N, C] with rows [U, C], fp32."""
+    """Add the product of x [N, C] and rows [U, C] to the sums [N, U], in fp32."""
     if IS_WIDE:
         x, rows = x.to(tl.float32), rows.to(tl.float32)
     return tl.dot(x, tl.trans(rows), sums, input_precision="ieee")
@@ -108,7 +109,7 @@ def _correct(
 def advance_branches(
     products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor
 ) -> torch.Tensor:
-    """Triton version of [`domino_kernels.advance_branches`]; see there."""
+    """Triton version of [`domino_kernels.advance_branches`]."""
     (num_rows, num_branches), num_units = owners.shape, state.shape[2]
     next_state = state.new_empty(num_rows, num_branches, num_units)
     branches, count = _branches_at_once(num_rows * num_branches), num_rows * num_branches
@@ -128,7 +129,7 @@ def correct_branches(
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Triton version of [`domino_kernels.correct_branches`]; see there."""
+    """Triton version of [`domino_kernels.correct_branches`]."""
     (num_rows, num_branches, rank), num_columns = state_part.shape, base_logits.shape[1]
     scores = base_logits.new_empty(num_rows, num_branches, num_columns)
     branches = _branches_at_once(num_branches)

@@ -2,9 +2,9 @@
 
 Keys and values come from the context features and the block. Attention inside a block is not causal, except in sliding
 layers. There, a query sees the last `sliding_window` positions up to its own, whatever its place in the block. Inside
-the block it sees only the positions before it, or all of them with `sliding_window_non_causal`. SpecForge (a6b6b02,
-`specforge/algorithms/common/dflash_family_model.py`) and vLLM (`models/qwen3_dflash.py`, since its pull request 47914)
-do the same. Without the causal bound, SGLang lost 0.35 of acceptance length (its pull request 34524).
+the block it sees only itself and earlier positions, or all of them with `sliding_window_non_causal`. SpecForge
+(a6b6b02, `specforge/algorithms/common/dflash_family_model.py`) and vLLM (`models/qwen3_dflash.py`, since its pull
+request 47914) do the same. Without the causal bound, SGLang lost 0.35 of acceptance length (its pull request 34524).
 
 As in DFlash 2, attention and MLP can be wrapped in convolutions over the positions of a block.
 
@@ -193,7 +193,7 @@ def convolve(states: torch.Tensor, base: torch.Tensor, changes: torch.Tensor, bl
 
 
 def depth_matched(num_layers: int, num_captured: int) -> torch.Tensor:
-    """Fresh fusion logits `[L, T]`; each drafter layer prefers the captured layer at the same relative depth."""
+    """Return fresh fusion logits `[L, T]`: each drafter layer prefers the captured layer at the same relative depth."""
     places = torch.arange(num_layers)[:, None] * ((num_captured - 1) / max(num_layers - 1, 1))
     return FALL * (torch.arange(num_captured) - places).abs()
 

@@ -97,7 +97,7 @@ class ContextCache:
         return torch.tensor(ends), range(max(self.first, min(ends) - size + 1), max(ends))
 
     def positions(self, slots: range, device: torch.device) -> torch.Tensor:
-        """The positions `[1, S]` in these slots, counted like the lengths."""
+        """Return the positions `[1, S]` in these slots, on the same scale as the lengths."""
         return torch.arange(slots.start, slots.stop, device=device)[None]
 
     def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -160,7 +160,7 @@ class ContextCache:
         """Record that positions between the stored ones and the next ones were not seen."""
 
     def _drop_old(self) -> None:
-        """Move each sequence's window to the front once the longest sequence has twice as many positions."""
+        """Move each sequence's window to the front once the longest sequence is twice as long as the window."""
         if self._window is None or max(self._lengths) < 2 * self._window:
             return
         self._drop([max(length - self._window, 0) for length in self._lengths])

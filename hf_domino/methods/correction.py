@@ -73,16 +73,22 @@ class CorrectionHead(ABC):
             target (`TargetModel`): Provides the token embeddings.
             token_ids (`torch.Tensor`): The tokens to read, `[N]`.
             states (`torch.Tensor`): The states before these tokens, `[N, G]`.
-            part (`torch.Tensor`): The parts of the positions that follow the tokens, as `project_hidden` returns them.
+            part (`torch.Tensor`): The parts of the positions after these tokens, as `project_hidden` returns them.
 
         Returns:
             `torch.Tensor`: The states after these tokens, `[N, G]`.
         """
 
     def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """Read given tokens `[N, T]` from the start; token t comes before draft hidden state t of the `[N, T, H]`.
+        """Read all tokens of a path from the start.
 
-        Returns the state after each token, `[N, T, G]`.
+        Args:
+            target (`TargetModel`): Provides the token embeddings.
+            token_ids (`torch.Tensor`): The token before each position, `[N, T]`.
+            draft_hidden (`torch.Tensor`): The draft hidden states of the positions, `[N, T, H]`.
+
+        Returns:
+            `torch.Tensor`: The state after each token, `[N, T, G]`.
         """
         states = [self.initial_state(len(token_ids))]
         for tokens, part in zip(token_ids.unbind(1), self.project_hidden(draft_hidden).unbind(1), strict=True):

@@ -1,10 +1,10 @@
 """EAGLE-3: one layer that reads captured states and the tokens after them, then its own drafts (arXiv 2503.01840).
 
 The entry of position t combines the fused state of t with token t + 1. The layer's attention reads [norm(embedding);
-norm(state)] of the entry and of all entries before it. It adds its output to the state, which gives the draft hidden
-state; a norm and lm_head turn this into the distribution of token t + 2. After the anchor, draft hidden states replace
-the target's: the entry of a draft combines the hidden state that it was drawn from with its token. A branch sees the
-context and its own drafts.
+norm(state)] of the entry and of all entries before it. The layer adds its output to the state, which gives the draft
+hidden state; a norm and lm_head turn this into the distribution of token t + 2. After the anchor, draft hidden states
+replace the target's: the entry of a draft combines the hidden state that it was drawn from with its token. A branch
+sees the context and its own drafts.
 
 Tensors have the names that speculators and vLLM use; those of other releases are renamed when they are loaded.
 
@@ -49,7 +49,7 @@ class Eagle3Config(DominoConfig):
         fc_norm (`bool`, *optional*, defaults to `False`): Whether each captured state has a norm of its own.
         norm_output (`bool`, *optional*, defaults to `False`): Whether the next draft reads the normalised state.
         qk_norm (`bool`, *optional*, defaults to `False`): Whether queries and keys are normalised.
-        own_embeddings (`bool`, *optional*, defaults to `False`): Whether the drafter has embeddings of its own.
+        own_embeddings (`bool`, *optional*, defaults to `False`): Whether it has its own embeddings, not the target's.
         own_lm_head (`bool`, *optional*, defaults to `False`): Whether it has its own lm_head for the tokens it drafts.
         kwargs: The fields of [`DominoConfig`].
     """
@@ -270,7 +270,7 @@ class Eagle3Model(DominoDraftModel):
         last = torch.tensor(counts, device=device)[:, None]  # [B, 1]
         tokens = endings(states.shape[1])
         places = torch.arange(states.shape[1], device=device)
-        if min(counts) < max(counts):  # the valid entries of each sequence come first
+        if min(counts) < max(counts):  # move each sequence's tokens to its entries, which come first
             tokens = tokens.gather(1, (places - last).to(tokens.device) % states.shape[1])
         embeds = self.embed(target, tokens)
         hidden = self(embeds, states, positions - last + places, cache.attend)
@@ -319,7 +319,7 @@ class Eagle3Model(DominoDraftModel):
 
 
 class _Branches:
-    """The branches of a round; attention writes their keys and values after the context in its buffers, uncounted."""
+    """The branches of a round; their keys and values are written after the cache's entries, but never counted."""
 
     def __init__(
         self, drafter: Eagle3Model, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any

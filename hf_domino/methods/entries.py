@@ -120,7 +120,7 @@ class EntryCache(ContextCache):
         return super().can_grow(dtype, device) and self.entries.can_grow(dtype, device)
 
     def crop(self, lengths: Sequence[int]) -> None:
-        """Keep this many positions of each sequence, and one entry less: another token may follow the last position."""
+        """Keep this many positions of each sequence and one entry fewer: another token may follow the last position."""
         super().crop(lengths)
         self.entries.crop([max(length - 1, 0) for length in self.lengths])
 

@@ -120,7 +120,7 @@ class DraftingMethod:
         features: torch.Tensor | None,
         anchors: torch.Tensor,
     ) -> torch.Tensor:
-        """Draft from many anchors of existing text in parallel; each block is what `draft` would give for its anchor.
+        """Draft from many anchors of existing text in parallel, from each one as `draft` does.
 
         Args:
             target (`TargetModel`): Provides the token embeddings.

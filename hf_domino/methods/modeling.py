@@ -133,6 +133,8 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
     def view(self, **changes: Any) -> DominoDraftModel:
         """Return a second drafter that shares the weights but has some fields of the configuration changed.
 
+        This drafter does not change.
+
         Args:
             changes: Fields of [`DominoConfig`], such as `draft_length`. They must change neither the shapes of the
                 weights nor anything that the modules were built with.

@@ -100,7 +100,7 @@ def gather_positions(values: torch.Tensor, positions: torch.Tensor) -> torch.Ten
 def attend_side_by_side(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, view: BlockView, dropout: float = 0.0
 ) -> torch.Tensor:
-    """Attend `[B, A, N * K, D]` from queries `[B, A, N * K, D]` to context and blocks `[B, E, C + N * K, D]`."""
+    """Attend from queries `[B, A, N * K, D]` to context and blocks `[B, E, C + N * K, D]`; the queries' shape stays."""
     # Under autocast, norms return fp32 but projections do not, and flex attention does not cast its inputs.
     queries = queries.to(values.dtype)
     keys = keys.to(values.dtype)

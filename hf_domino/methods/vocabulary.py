@@ -164,7 +164,7 @@ def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = 
     Args:
         drafter ([`DominoDraftModel`]): The drafter, which stays as it is.
         token_ids (`Sequence[int]` or `torch.Tensor`): Ids of the target's tokens, in any order.
-        name (`str`, *optional*): Folder or Hub name that the copy can be loaded from again, if there is one.
+        name (`str`, *optional*, defaults to `""`): Folder or Hub name that the copy can be loaded from again, if any.
     """
     config = deepcopy(drafter.config)
     tensors = own_tensors(drafter)

@@ -124,7 +124,7 @@ class XPressModel(BlockModel, CorrectionHead):
 
     @property
     def state_size(self) -> int:  # type: ignore[override]
-        """Width of a state: the tokens' contribution to c, then each token's contribution to x, then their number."""
+        """Width of a state: the tokens' contribution to c, each token's contribution to x, and the number of tokens."""
         return (self.config.num_draft_tokens + 1) * self.config.xpress_rank + 1
 
     @property

@@ -37,7 +37,7 @@ class Pause:
 
     @property
     def reason(self) -> str:
-        """Why drafting paused, as a sentence."""
+        """Why drafting paused, in words."""
         return f"a round took as long as {self.cost:.2f} plain decode steps and emitted {self.tokens:.2f} tokens"
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class DecodingStats:
     """Statistics of one assisted `generate` call.
 
     Args:
-        num_draft_tokens (`int`): The most proposals that a round can draft in a chain (P).
+        num_draft_tokens (`int`): The most proposals that a round can draft along one path (P).
         rows (`list[list[int]]`): For each sequence of the batch, the acceptance length of each round: its accepted
             proposals and the bonus token, as far as they are returned. Prefill is not a round: it emits the first
             token, and rounds emit the others. Until the call is over, the last round of a sequence can include tokens

@@ -44,7 +44,7 @@ def why_one_sequence(target: PreTrainedModel, like: Cache) -> str | None:
 
 @torch.no_grad()
 def _try(target: PreTrainedModel, like: Cache) -> str | None:
-    """Verify the ends of two texts in a batch; return the difference if the logits are not those of each text alone."""
+    """Verify the ends of two texts in a batch; say how the logits differ from those of each text alone, if they do."""
     device = input_device(target)
     longest = max(LENGTHS)
     text = torch.arange(1, longest + WIDTH + 1, device=device)

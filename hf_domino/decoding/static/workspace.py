@@ -109,9 +109,10 @@ class Workspace(Executor):
 
         Args:
             function (`Callable`): Takes and returns tensors whose first dimension is that of sequences.
-            inputs: Tensors of B sequences each. The results of padding sequences are ignored; they read and write rows
-                of the buffers whose sequences have ended. Prefixes are packed into one tensor, a distribution is
-                identified by its key, and all other inputs identify the captured function themselves.
+            inputs: Tensors of B sequences each; prefixes, which are packed into one tensor; a distribution, which is
+                identified by its key; and other hashable values, which become part of the captured function's key.
+                Padding sequences read and write rows of the buffers whose sequences have ended, and their results are
+                ignored.
             key (`Hashable`, *optional*): What else the function's launches depend on.
 
         Returns:
@@ -269,7 +270,7 @@ def release_workspaces() -> None:
 
 
 def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
-    """Everything that a captured graph depends on except tensors' contents: addresses, and options of both models."""
+    """Collect what a captured graph depends on, except tensors' contents: addresses, and options of both models."""
     config = drafter.config
     found: list[Any] = [config.to_json_string(use_diff=False), drafter.vocabulary.prepare(TargetModel(target))]
     for model in (target, drafter):
@@ -289,7 +290,7 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
 
 
 def _hooks(module: nn.Module) -> list[int]:
-    """Ids of a module's hooks, which are part of what was captured or traced; ids are never reused."""
+    """Return ids of a module's hooks, which are part of what was captured or traced; ids are never reused."""
     found = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
     # Leave out Transformers' own hooks: the first forward that returns hidden states adds them.
     return [key for key, hook in found if getattr(hook, "__module__", None) != output_capturing.__name__]

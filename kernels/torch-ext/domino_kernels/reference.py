@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-MIN_NOISE = torch.finfo(torch.float32).tiny  # replaces noise of 0, whose logarithm makes NaN of a forbidden score
+MIN_NOISE = torch.finfo(torch.float32).tiny  # replaces noise of 0, which would turn a forbidden score into NaN
 
 
 def correct_and_choose(

@@ -1,4 +1,4 @@
-"""One depth of a tree: the states of the branches that continue, and the corrected logits of each one's candidates.
+"""One depth of a tree: the states of the branches that continue, and the corrected logits of each branch's candidates.
 
 There are two kernels because a correction needs all units of a state. A single kernel would have to wait for them at a
 barrier across the device, which takes about as long as the next launch of a graph (`kernels/CARD.md`). Branches share

@@ -24,7 +24,7 @@ MIN_NOISE = tl.constexpr(reference.MIN_NOISE)
 
 @triton.jit
 def activated(low_rank, weight):
-    """SiLU in fp32, rounded to the dtype of W2."""
+    """Compute SiLU in fp32 and round it to the dtype of W2."""
     return (low_rank * tl.sigmoid(low_rank)).to(weight.dtype.element_ty)
 
 

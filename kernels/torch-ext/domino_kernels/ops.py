@@ -30,9 +30,9 @@ def correct_and_choose(
     corrected logits to that of the base logits; sums are fp32. If logits are equal, the first one wins, as with
     `torch.argmax`.
 
-    With standard exponential noise E, one number per token, it takes the argmax of corrected / temperature - log E. This
-    is a draw from the softmax. It equals the argmax of softmax / E, and therefore the draw of `torch.multinomial` if its
-    generator draws this noise. Noise of 0 is replaced by the smallest normal number of fp32.
+    With standard exponential noise E, one number per token, it takes the argmax of corrected / temperature - log E.
+    This is a draw from the softmax. It equals the argmax of softmax / E, and therefore the draw of `torch.multinomial`
+    if its generator draws this noise. Noise of 0 is replaced by the smallest normal number of fp32.
 
     Args:
         base_logits (`torch.Tensor`): Base logits of all tokens, `[B, V]`, or of the candidates, `[B, M]`.

@@ -239,7 +239,7 @@ def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> 
         return None, length > 0
     kept.context.crop([kept.context.lengths[0] - cropped])
     if length > kept.length:
-        kept.context.leave_gap()
+        kept.context.mark_gap()
     return kept.context, kept.has_gap or length > kept.length
 
 

@@ -76,7 +76,7 @@ class Call:
         workspace = take_workspace(self.model, self.drafter, cache, self._longest, self.batch_size, device)
         workspace.timer = timer
         workspace.graphs.options = compiling
-        workspace.least_rows = self.batch_size if compiling else 1
+        workspace.min_batch_size = self.batch_size if compiling else 1
         return workspace
 
     @property

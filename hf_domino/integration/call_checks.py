@@ -18,7 +18,7 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.sampling import stateful_processors
-from hf_domino.decoding.static.batch_support import why_one_sequence
+from hf_domino.decoding.static.batch_support import why_no_batches
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.integration.step_checks import (
     GROWING_ROPE_TYPES,
@@ -249,5 +249,5 @@ def check_static(
     )
     if not is_padded_left:
         raise invalid_argument(f"attention_mask of a batch {static}", "zeros on the left alone", "others", remedy)
-    if (reason := why_one_sequence(target, cache)) is not None:
+    if (reason := why_no_batches(target, cache)) is not None:
         raise invalid_argument(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
 # Fresh fusion logits fall by 2 per captured layer of distance, as DFlare initialises them: logits that started equal
 # stayed equal.
-FALL = -2.0
+FUSION_LOGIT_SLOPE = -2.0
 
 
 class RotaryTable:
@@ -195,7 +195,7 @@ def convolve(states: torch.Tensor, base: torch.Tensor, changes: torch.Tensor, bl
 def depth_matched(num_layers: int, num_captured: int) -> torch.Tensor:
     """Return fresh fusion logits `[L, T]`: each drafter layer prefers the captured layer at the same relative depth."""
     places = torch.arange(num_layers)[:, None] * ((num_captured - 1) / max(num_layers - 1, 1))
-    return FALL * (torch.arange(num_captured) - places).abs()
+    return FUSION_LOGIT_SLOPE * (torch.arange(num_captured) - places).abs()
 
 
 class BackboneLayer(GradientCheckpointingLayer):

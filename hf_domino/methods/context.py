@@ -156,7 +156,7 @@ class ContextCache:
         """Keep only this many positions from the start of each sequence."""
         self._lengths = [min(length, current) for length, current in zip(lengths, self._lengths, strict=False)]
 
-    def leave_gap(self) -> None:
+    def mark_gap(self) -> None:
         """Record that positions between the stored ones and the next ones were not seen."""
 
     def _drop_old(self) -> None:

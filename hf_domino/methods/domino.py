@@ -77,7 +77,7 @@ class PrefixGRU(nn.Module):
 
     def forward(self, token_embeds: torch.Tensor) -> torch.Tensor:
         """Read token embeddings `[B, T, H]` from the start; returns the prefix state after each token, `[B, T, G]`."""
-        return _ReadInOrder.apply(self.project_inputs(token_embeds), self.weight_hh_l0)
+        return _GRUFunction.apply(self.project_inputs(token_embeds), self.weight_hh_l0)
 
     def step(self, token_embeds: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
         """Read one token embedding `[B, H]` in prefix state `[B, G]`; returns the next prefix state `[B, G]`."""
@@ -94,7 +94,7 @@ class PrefixGRU(nn.Module):
         return step_from_products(inputs, state, self.weight_hh_l0)
 
 
-class _ReadInOrder(torch.autograd.Function):
+class _GRUFunction(torch.autograd.Function):
     """Runs a GRU from the zero state over projected inputs, in a few simple operations that can be compiled.
 
     Matrix products use the dtype of the inputs, which autocast makes narrow; states and all else use the weight's.
@@ -127,17 +127,17 @@ class _ReadInOrder(torch.autograd.Function):
         kept = saved[length + 1 :]
         of_inputs = []
         of_products = []
-        of_state = torch.zeros_like(states[0])
+        grad_state = torch.zeros_like(states[0])
         for index in reversed(range(length)):
             opened, candidate, state_new = kept[3 * index : 3 * index + 3]
             reset, update = opened.chunk(2, dim=1)
-            of_state = of_state + gradient[:, index]
-            of_new = torch.ops.aten.tanh_backward(of_state - of_state * update, candidate)
-            of_gates = torch.cat((of_new * state_new, of_state * (states[index] - candidate)), dim=1)
+            grad_state = grad_state + gradient[:, index]
+            grad_new = torch.ops.aten.tanh_backward(grad_state - grad_state * update, candidate)
+            of_gates = torch.cat((grad_new * state_new, grad_state * (states[index] - candidate)), dim=1)
             of_gates = torch.ops.aten.sigmoid_backward(of_gates, opened)
-            of_inputs.append(torch.cat((of_gates, of_new), dim=1))
-            of_products.append(torch.cat((of_gates, of_new * reset), dim=1).to(narrow.dtype))
-            of_state = torch.addcmul(of_products[-1] @ narrow, of_state, update)
+            of_inputs.append(torch.cat((of_gates, grad_new), dim=1))
+            of_products.append(torch.cat((of_gates, grad_new * reset), dim=1).to(narrow.dtype))
+            grad_state = torch.addcmul(of_products[-1] @ narrow, grad_state, update)
         before = torch.cat(states[:-1][::-1]).to(narrow.dtype)
         of_weight = (torch.cat(of_products).mT @ before).to(states[0].dtype)
         return torch.stack(of_inputs[::-1], dim=1).to(narrow.dtype), of_weight

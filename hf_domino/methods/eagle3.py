@@ -161,7 +161,7 @@ class EntryLayer(nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class _Drafts:
+class _DraftAttention:
     """An [`Attend`] for drafts in branches, which keeps the keys and values of all drafts so far.
 
     Args:
@@ -266,7 +266,7 @@ class Eagle3Model(DominoDraftModel):
             cache.keep(new.features, new.counts)
         if not anchors.shape[1] or endings is None:
             return torch.zeros(len(anchors), 0, self.config.hidden_size, dtype=self.dtype, device=device)
-        states, counts = cache.reopen()  # [B, E, H]
+        states, counts = cache.begin_missing_entries()  # [B, E, H]
         last = torch.tensor(counts, device=device)[:, None]  # [B, 1]
         tokens = endings(states.shape[1])
         places = torch.arange(states.shape[1], device=device)
@@ -306,7 +306,7 @@ class Eagle3Model(DominoDraftModel):
         # entries and counts towards the window.
         behind = ends[..., None] - columns
         is_near = behind < (self.config.draft_window_size or length)
-        attend = _Drafts((behind > 0) & is_near & has_context, _attend, kept)
+        attend = _DraftAttention((behind > 0) & is_near & has_context, _attend, kept)
         first = ends.clamp(0, length - 1)[..., None]
         states = features.gather(1, first.expand(-1, -1, features.shape[2])) * (ends >= 0)[..., None].to(features)
         tokens = gather_positions(input_ids, block_positions(anchors, count))  # [B, N, K]
@@ -329,7 +329,7 @@ class _Branches:
         self._hidden = hidden
         self._positions = positions
         nothing = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)
-        self._drafts = _Drafts(nothing, cache.attend_behind)
+        self._drafts = _DraftAttention(nothing, cache.attend_drafts)
 
     def __call__(self, parents: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         parents = parents.to(self._hidden.device)[..., None]

@@ -36,7 +36,7 @@ class EntryCache(ContextCache):
         self.append(0, *states[:, None].chunk(2, dim=-1))
         self.advance()
 
-    def reopen(self) -> tuple[torch.Tensor, list[int]]:
+    def begin_missing_entries(self) -> tuple[torch.Tensor, list[int]]:
         """Announce the entries to compute: all missing ones, and in any case the last one of each sequence.
 
         Returns:
@@ -74,7 +74,7 @@ class EntryCache(ContextCache):
             queries, keys, values, attn_mask=sees[:, None].to(keys.device), enable_gqa=True
         )
 
-    def attend_behind(
+    def attend_drafts(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor
     ) -> torch.Tensor:
         """Compute attention of drafts, which see the last entries of their sequence (the window) and some other drafts.
@@ -124,6 +124,6 @@ class EntryCache(ContextCache):
         super().crop(lengths)
         self.entries.crop([max(length - 1, 0) for length in self.lengths])
 
-    def leave_gap(self) -> None:
+    def mark_gap(self) -> None:
         """Record a gap: drop the positions without an entry, because the tokens that follow them are lost."""
         super().crop(self.entries.lengths or [0] * len(self.lengths))

@@ -76,27 +76,27 @@ def rows_of(head: nn.Linear, d2t: torch.Tensor, anew: bool = False) -> Rows:
     """Return the rows of an lm_head for a `d2t` `[D]`; copy them again only if weights changed, or with `anew`."""
     of_head = _rows.setdefault(head, WeakIdKeyDictionary())
     found: Rows | None = of_head.get(d2t)
-    source = tuple(_trace(tensor) for tensor in (head.weight, head.bias, d2t))
+    source = tuple(_fingerprint(tensor) for tensor in (head.weight, head.bias, d2t))
     if found is not None and found.source == source and not anew:
         return found
     token_ids = ids_of(d2t).to(head.weight.device)
     with torch.inference_mode(False), torch.no_grad():  # training backpropagates through them
-        weight = _choose(head.weight, token_ids, found and found.weight)
+        weight = _copy_rows(head.weight, token_ids, found and found.weight)
         if head.bias is None:
             bias = None
         else:
-            bias = _choose(head.bias, token_ids, found and found.bias)
+            bias = _copy_rows(head.bias, token_ids, found and found.bias)
     found = of_head[d2t] = Rows(weight, bias, source)
     return found
 
 
-def _choose(tensor: torch.Tensor, token_ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+def _copy_rows(tensor: torch.Tensor, token_ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
     """Copy rows, into the previous copy if dtype and device match, because captured graphs keep its address."""
     has_form = before is not None and (before.dtype, before.device) == (tensor.dtype, tensor.device)
     return torch.index_select(tensor, 0, token_ids, out=before if has_form else None)
 
 
-def _trace(tensor: torch.Tensor | None) -> tuple | None:
+def _fingerprint(tensor: torch.Tensor | None) -> tuple | None:
     """Return a value that changes when the tensor is moved or written to, unless the write bypasses autograd."""
     if tensor is None:
         return None

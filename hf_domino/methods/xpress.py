@@ -159,7 +159,7 @@ class XPressModel(BlockModel, CorrectionHead):
         embedded = states[:, rank:-1].unflatten(1, (-1, rank))  # [N, P, R]
         new = self._embed(token_ids).to(states)
         embedded = torch.where((places == depths)[..., None], new[:, None], embedded)
-        shares = self._shares().permute(1, 2, 0)[depths[:, 0]]
+        shares = self._token_mixer().permute(1, 2, 0)[depths[:, 0]]
         mixed = (shares.to(embedded) * embedded).sum(dim=1)
         return torch.cat((mixed, embedded.flatten(1), states[:, -1:] + 1), dim=1)
 
@@ -167,7 +167,7 @@ class XPressModel(BlockModel, CorrectionHead):
         """Compute only the tokens' contribution to c, `[N, T, R]`; no branch can be continued from it."""
         length = token_ids.shape[1]
         embedded = self._embed(token_ids)
-        return torch.einsum("rkj,njr->nkr", self._shares()[:, :length, :length].to(embedded), embedded)
+        return torch.einsum("rkj,njr->nkr", self._token_mixer()[:, :length, :length].to(embedded), embedded)
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         head = self.refiner_head
@@ -180,7 +180,7 @@ class XPressModel(BlockModel, CorrectionHead):
         embeds = head.token_embed(token_ids.to(head.token_embed.weight.device))
         return partial_product(head.in_proj, embeds, 2 * self.config.xpress_rank)
 
-    def _shares(self) -> torch.Tensor:
+    def _token_mixer(self) -> torch.Tensor:
         """The weight of each token's contribution, from the anchor on, in the state of each proposal, `[R, P, P]`."""
         mixer = self.refiner_head.mixer()
         if not self.config.label_offset:

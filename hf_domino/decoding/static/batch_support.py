@@ -24,7 +24,7 @@ WIDTH = 2  # positions of the block
 _tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
-def why_one_sequence(target: PreTrainedModel, like: Cache) -> str | None:
+def why_no_batches(target: PreTrainedModel, like: Cache) -> str | None:
     """Say why a target cannot verify batches with fixed shapes; None if it can.
 
     Args:

@@ -63,10 +63,10 @@ def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[s
         RuntimeError: If torch does not know the backend, the mode or an option.
     """
     is_static = config.cache_implementation == "static"
-    asked = config.compile_config
-    if asked is None and is_static and target.device.type == "cuda":
-        asked = CompileConfig()
-    if asked is None or config.disable_compile:
+    compile_config = config.compile_config
+    if compile_config is None and is_static and target.device.type == "cuda":
+        compile_config = CompileConfig()
+    if compile_config is None or config.disable_compile:
         return None
     if not is_static:
         logger.warning_once(
@@ -81,11 +81,13 @@ def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[s
         )
         return None
     options = {
-        "backend": asked.backend,
-        "fullgraph": asked.fullgraph,
+        "backend": compile_config.backend,
+        "fullgraph": compile_config.fullgraph,
         "dynamic": False,  # no shape of a stage changes
-        "mode": MODES.get(asked.mode, asked.mode),
-        "options": {name: value for name, value in sorted((asked.options or {}).items()) if name != MAKES_GRAPHS}
+        "mode": MODES.get(compile_config.mode, compile_config.mode),
+        "options": {
+            name: value for name, value in sorted((compile_config.options or {}).items()) if name != MAKES_GRAPHS
+        }
         or None,
     }
     _compiled(options)  # raises an error now, not in the middle of a forward
@@ -138,34 +140,34 @@ class StageGraphs:
             What the stage returns; valid until its next run.
         """
         name = str(key[0] if isinstance(key, tuple) else key)
-        found = (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
+        graph_key = (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
         if self.options is not None and name in COMPILED:
-            asked = (*found, repr(self.options))
-            if asked not in self._compiled:
+            compile_key = (*graph_key, repr(self.options))
+            if compile_key not in self._compiled:
                 if len(self._compiled) >= MAX_COMPILED:
                     self._compiled.clear()
-                self._compiled[asked] = _compiled(self.options)
-            if (compiled := self._compiled[asked]) is not None:
+                self._compiled[compile_key] = _compiled(self.options)
+            if (compiled := self._compiled[compile_key]) is not None:
                 # Tensors of one shape can differ in the stride of an axis of length 1, which would need a new trace.
                 alike = tuple(tensor.reshape(-1).view(tensor.shape) for tensor in inputs)
                 try:
-                    return self._run(name, asked, partial(compiled, stage), alike)
+                    return self._run(name, compile_key, partial(compiled, stage), alike)
                 except Exception as error:  # if it is the stage's own error, the stage raises it again
-                    self._compiled[asked] = None
+                    self._compiled[compile_key] = None
                     # The first line says which backend failed, the second one says why.
                     reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
                     logger.warning("hf_domino runs the stage %r without compiling it, as that failed: %s", name, reason)
-        return self._run(name, found, stage, inputs)
+        return self._run(name, graph_key, stage, inputs)
 
-    def _run(self, name: str, found: Hashable, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> Any:
+    def _run(self, name: str, graph_key: Hashable, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> Any:
         """Replay the stage's graph, after capturing it if needed; call the stage if it has no graph."""
         if not (self.enabled and _using_graphs.get()):
             return stage(*inputs)
-        if found not in self._graphs:
+        if graph_key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 self.clear()
-            self._graphs[found] = self._try_capture(name, stage, inputs)
-        graph = self._graphs[found]
+            self._graphs[graph_key] = self._try_capture(name, stage, inputs)
+        graph = self._graphs[graph_key]
         if graph is None:
             return stage(*inputs)
         return graph.replay(inputs)

@@ -44,7 +44,7 @@ class StaticRunner(TargetRunner):
         super().__init__(target, model_kwargs | {CACHE: workspace.cache}, workspace)
         self._is_returned = is_returned
         self._most = drafter.config.num_draft_tokens
-        self._filled: list[int] = []  # slots that each sequence fills: the host's copy of the cache's lengths
+        self._host_lengths: list[int] = []  # slots that each sequence fills: the host's copy of the cache's lengths
         self._next_positions: list[int] = []
         self._prompt_mask: torch.Tensor | None = None  # only for a batch
         self._tensors: dict[str, torch.Tensor] = {}  # what every verification forward reads besides its block
@@ -61,7 +61,7 @@ class StaticRunner(TargetRunner):
             prompt start with its first token, and those after its last token are meaningless.
         """
         self._device = input_ids.device
-        self._filled = [0] * len(input_ids)
+        self._host_lengths = [0] * len(input_ids)
         if len(input_ids) == 1:
             return super().prefill(input_ids, chunk_size, mask_length)
         self._executor.cache.is_batch = True
@@ -117,22 +117,22 @@ class StaticRunner(TargetRunner):
         """Put everything that all rounds read where graphs find it."""
         hold = self._executor.hold
         device = self._device
-        given = self.mask(self._filled[0])  # before `_advanced` extends it
+        given = self.mask(self._host_lengths[0])  # before `_advanced` extends it
         # The prompt's outputs are freed afterwards, rather than held for the whole call.
         kwargs = self._advanced(self.kwargs, 1)
         self.outputs = None
-        ends = torch.tensor(self._filled, device=device)[:, None]
+        ends = torch.tensor(self._host_lengths, device=device)[:, None]
         self._tensors = {}
         if self._prompt_mask is None:
             mask = torch.ones(1, self._executor.capacity, dtype=torch.long, device=device)
             if given is not None:
-                mask[:, : self._filled[0]] = given
+                mask[:, : self._host_lengths[0]] = given
             self._tensors["attention_mask"] = hold("attention_mask", mask)
-        self._next_positions = list(self._filled)
+        self._next_positions = list(self._host_lengths)
         if (positions := kwargs.get("position_ids")) is not None:
-            last = positions[..., -1:].expand(*positions.shape[:-2], len(self._filled), 1)
+            last = positions[..., -1:].expand(*positions.shape[:-2], len(self._host_lengths), 1)
             self._tensors["position_ids"] = self._hold_rows("position_ids", last - ends)
-            self._next_positions = last.reshape(-1, len(self._filled)).amax(dim=0).tolist()
+            self._next_positions = last.reshape(-1, len(self._host_lengths)).amax(dim=0).tolist()
         for name in PER_POSITION[2:]:  # token types, which are the same for all new tokens
             if (types := kwargs.get(name)) is not None:
                 self._tensors[name] = self._hold_rows(name, types[..., -1:])
@@ -153,7 +153,7 @@ class StaticRunner(TargetRunner):
 
     def _select(self, rows: Sequence[int]) -> None:
         """Keep only these sequences, which move to the front of all buffers."""
-        if not rows or len(rows) == len(self._filled):
+        if not rows or len(rows) == len(self._host_lengths):
             return
         self._executor.cache.select(rows)
         # Padding sequences stay at position 0, which every target has.
@@ -161,7 +161,7 @@ class StaticRunner(TargetRunner):
         for name, values in self._tensors.items():
             if name != "attention_mask":
                 compact([values], rows, dim=values.dim() - 2)
-        self._filled = [self._filled[row] for row in rows]
+        self._host_lengths = [self._host_lengths[row] for row in rows]
         self._next_positions = [self._next_positions[row] for row in rows]
 
     def next_position(self) -> int:
@@ -239,7 +239,7 @@ class StaticRunner(TargetRunner):
         """Move the cache's lengths past the committed tokens; no forward reads anything after the lengths."""
         pairs = zip(self._next_positions, counts, strict=True)
         self._next_positions = [position + count for position, count in pairs]
-        self._move_to([length + count for length, count in zip(self._filled, counts, strict=True)])
+        self._move_to([length + count for length, count in zip(self._host_lengths, counts, strict=True)])
         self._select(rows)
 
     def end(self, batch_size: int) -> None:
@@ -255,9 +255,9 @@ class StaticRunner(TargetRunner):
     def _forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Captured]:
         """Run a forward over one prompt, or a part of it."""
         logits, captured = super()._forward(*args, **kwargs)
-        self._move_to([self._filled[0] + captured[0].shape[1]])
+        self._move_to([self._host_lengths[0] + captured[0].shape[1]])
         return logits, captured
 
     def _move_to(self, lengths: list[int]) -> None:
-        self._filled = lengths
+        self._host_lengths = lengths
         set_first(self._executor.cache.lengths, lengths)

@@ -85,7 +85,7 @@ class Workspace(Executor):
         self.context = FixedContext(drafter, capacity, num_rows)
         # A graph belongs to one device, so nothing is captured if target and drafter are on different ones.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
-        self.least_rows = 1  # functions run on at least this many, so that only one batch size is compiled
+        self.min_batch_size = 1  # functions run on at least this many, so that only one batch size is compiled
         self._held: dict[str, torch.Tensor] = {}
 
     is_fixed = True
@@ -119,7 +119,7 @@ class Workspace(Executor):
             What the function returns for the B sequences; valid until its next run.
         """
         if all(isinstance(each, torch.Tensor) for each in inputs):  # such a function can be compiled
-            return self._run_bucket((function.__name__, key), function, list(inputs))
+            return self._run_padded((function.__name__, key), function, list(inputs))
         leaves, form = tree_flatten(inputs)
         distribution = next((leaf for leaf in leaves if isinstance(leaf, TokenDistribution)), None)
         key_of_distribution = None if distribution is None else distribution.key
@@ -139,15 +139,15 @@ class Workspace(Executor):
 
         def of_tensors(*tensors: torch.Tensor) -> Any:
             given = iter(tensors)
-            filled = [_filled(leaf, given, reads_text) for leaf in leaves]
+            filled = [_rebuild_input(leaf, given, reads_text) for leaf in leaves]
             return function(*tree_unflatten(filled, form))
 
-        return self._run_bucket(tuple(keys), of_tensors, tensors)
+        return self._run_padded(tuple(keys), of_tensors, tensors)
 
-    def _run_bucket(self, key: Hashable, function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
+    def _run_padded(self, key: Hashable, function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
         """Run a function of tensors, padded to a power of two of sequences with copies of the first one."""
         num_rows = len(tensors[0])
-        missing = bucket_of(max(num_rows, self.least_rows)) - num_rows
+        missing = bucket_of(max(num_rows, self.min_batch_size)) - num_rows
         if missing:
             tensors = [torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:]))) for tensor in tensors]
         found = self.graphs(key, function, *tensors)
@@ -181,7 +181,7 @@ class Workspace(Executor):
             _idle.setdefault(target, weakref.WeakKeyDictionary())[drafter] = self
 
 
-def _filled(leaf: Any, tensors: Iterator[torch.Tensor], reads_text: bool) -> Any:
+def _rebuild_input(leaf: Any, tensors: Iterator[torch.Tensor], reads_text: bool) -> Any:
     """Rebuild one input of a captured function, taking tensors and prefixes from the next of `tensors`."""
     if isinstance(leaf, torch.Tensor):
         return next(tensors)

@@ -19,7 +19,7 @@ from .triton_choose import activated, corrected
 from .triton_gru import next_units
 
 MIN_SIDE = 16  # smallest side of a matrix product on tensor cores
-MAX_LANES = 64  # branches per program, so that its sums stay in registers
+MAX_BRANCHES = 64  # branches per program, so that its sums stay in registers
 UNITS = 16  # units of the state per program: 64 programs at G = 1024
 TILE = 32  # candidates per program: four programs for the 128 candidates of a row
 CHUNK_BYTES = 256  # bytes of a weight row that are read at once
@@ -144,7 +144,7 @@ def correct_branches(
 
 
 def _branches_at_once(count: int) -> int:
-    return min(MAX_LANES, max(MIN_SIDE, triton.next_power_of_2(count)))
+    return min(MAX_BRANCHES, max(MIN_SIDE, triton.next_power_of_2(count)))
 
 
 def _chunk(weight: torch.Tensor) -> int:

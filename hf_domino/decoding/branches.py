@@ -78,7 +78,7 @@ class DraftBranches(ABC):
         """Return the candidates for the next token of each branch."""
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
-        """Extend branches by one token each: places of branches `[B, L']` (None for the only one), tokens `[B, L']`."""
+        """Extend these branches `[B, L']`, or the only branch if None, by one token `[B, L']` each."""
         self.texts = torch.cat((along(branches, self.texts), tokens[..., None]), dim=2)
 
     def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -134,7 +134,7 @@ class CorrectedBranches(DraftBranches):
         self._is_fused = fits_kernels(self._drafter, self.distribution, self._logits, self._noise)
 
     def chain(self) -> torch.Tensor:
-        """Choose one token after the other, or all at once if positions do not depend on each other."""
+        """Choose one token after the other or, if the method and the distribution allow it, all tokens at once."""
         if self.distribution.needs_prefix or not (self._head is None or self._head.num_passes):
             return super().chain()
         noise = self._noise

@@ -25,7 +25,7 @@ EXACT_POOL_SIZE = 128  # candidates per depth of a tree, if `draft_pool_size` is
 
 
 class CandidatePool:
-    """The candidates of one block, whose logits it can process by the draft distribution.
+    """The candidates of one block, to whose logits it also applies the draft distribution.
 
     Args:
         base_logits (`torch.Tensor`): Base logits `[B, P, D]`.
@@ -93,7 +93,7 @@ def pool_size(drafter: DominoDraftModel, distribution: TokenDistribution, is_tre
     Args:
         drafter ([`DominoDraftModel`]): The drafter, whose configuration can set `draft_pool_size`.
         distribution ([`TokenDistribution`]): The distribution that drafts are chosen from.
-        is_tree (`bool`): Whether the drafts form a tree, which always needs a limited number of candidates.
+        is_tree (`bool`): Whether the drafts form a tree, for which all tokens would be too many candidates.
     """
     size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
     return size if fits_pool(distribution) else None

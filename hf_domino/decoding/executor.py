@@ -42,4 +42,4 @@ class Executor:
         return function(*inputs)
 
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
-        """End the call. A workspace leaves itself to the next call with these models; this executor does nothing."""
+        """End the call. A workspace becomes available to the next call with these models; here there is nothing to do."""

@@ -127,7 +127,7 @@ class Generation:
         return self.stats.chain is None
 
     def run(self) -> None:
-        """Run the prefill and all rounds. If a round is interrupted, the cache still matches the committed tokens."""
+        """Run the prefill and all rounds. After an exception, the cache is left in a state that can be continued from."""
         timer = self.executor.timer
         try:
             self.prefill()
@@ -229,7 +229,7 @@ class Generation:
     ) -> Outcome:
         """Verify all positions together, and append the accepted tokens to the sequences."""
         verification = self.executor.run(accept, self.distribution, prefixes, proposals, logits, noise)
-        # This is the only transfer of the round. It has everything that the host needs.
+        # A single transfer brings everything that the host needs.
         found = verification.decided.tolist()
         counts = [values[0] for values in found]
         check_drawn(min(counts) > 0)

@@ -29,8 +29,8 @@ from hf_domino.statistics.stats import Pause
 
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # the number of nodes that was fastest when trees were measured
-# Trees come after this many drafted rounds. A short text gains nothing from them, because each target must first be
-# tested with one.
+# With adaptive trees, this many drafted rounds come before the first tree. A short text gains nothing from trees, and
+# each target must first be tested with one.
 CHAINS_FIRST = 24
 # The exploration budget of a text, in plain decode steps; two rounds that emit nothing would use it up. The share is
 # the part of each round's time that is added to the budget. It allows one trial in about 150 tokens, so a drafter that
@@ -90,7 +90,7 @@ class _Estimates:
         return self.value(arm, 1.0) * math.exp(self.costs.standard_error(arm))
 
     def pays(self, arm: Arm) -> bool:
-        """Whether an arm is expected to emit more than plain decode steps do; with budget left, whether it might."""
+        """Whether an arm is expected to beat plain decode steps or, as long as there is budget, might beat them."""
         if self.budget <= 0:
             return self.value(arm) > 1
         return self.hoped(arm) > 1
@@ -105,7 +105,7 @@ class _Estimates:
         return Pause(tokens * self.slowest, self.costs.of(best, best.width), num_timed)
 
     def wants_step(self, favourite: Arm) -> bool:
-        """Whether to make a plain decode step now to measure its time. Until drafting surely pays, this is frequent."""
+        """Whether to make a plain decode step now to measure its time, which is frequent until drafting surely pays."""
         ahead = math.log(self.value(favourite))
         error = self.costs.standard_error(favourite)
         num_readings = self.costs.num_readings[STEP]

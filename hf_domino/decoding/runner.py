@@ -62,7 +62,7 @@ class TargetRunner(ABC):
         self.kwargs = model_kwargs
         wanted = dict(forward_kwargs or {})
         self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
-        self.outputs: Any = None  # of the last forward
+        self.outputs: Any = None  # the outputs of the last forward
         self._device = torch.device("cpu")
         # Without this, a sliding-window layer drops positions that it would need in order to rewind.
         activate_past_recording(self.cache)

@@ -123,7 +123,7 @@ class Tree:
         return {key: place for place, key in enumerate(zip(parents, tokens, strict=True), start=1)}
 
     def accepted(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Find the nodes that equal the target's own tokens, along one path.
+        """Find the path from the anchor whose nodes all equal the target's own tokens.
 
         Args:
             chosen (`torch.Tensor`): The target's own next token at each position, `[B, W]`.

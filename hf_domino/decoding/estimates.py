@@ -16,7 +16,7 @@ MEMORY = 0.98  # the share of their weight that observations keep per round, bec
 NOMINAL_ROUND = 1.4
 NOMINAL_LOOKUP = 1.1
 NOMINAL_PROPOSAL = 0.03
-# The standard error of the logarithm of these costs. All arms share it, because machines differ by a factor of 1.5.
+# The standard error of the logarithm of these costs. All arms share it, because machines differ by factors of 1.5.
 PRIOR_ERROR = 0.4
 # Standard deviations of the logarithm of times, per round: the drift of the machine's pace, the drift of an arm's own
 # cost, and the noise.

@@ -42,4 +42,4 @@ class Executor:
         return function(*inputs)
 
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
-        """End the call. A workspace becomes available to the next call with these models; here there is nothing to do."""
+        """End the call. A workspace becomes available to the next call of these models; here, nothing needs doing."""

@@ -127,7 +127,7 @@ class Generation:
         return self.stats.chain is None
 
     def run(self) -> None:
-        """Run the prefill and all rounds. After an exception, the cache is left in a state that can be continued from."""
+        """Run the prefill and all rounds. Even after an exception, a later call can continue from the cache."""
         timer = self.executor.timer
         try:
             self.prefill()

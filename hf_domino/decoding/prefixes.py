@@ -138,7 +138,7 @@ class Prefixes:
         return Prefixes(self.ids, lengths, self._rows)
 
     def branches(self, count: int) -> Prefixes:
-        """Repeat each sequence `count` times, beginning with the first sequence's copies."""
+        """Repeat each sequence `count` times; the copies of the first sequence come first."""
         if count == 1:
             return self
         return self._behind(self.ids, count)

@@ -61,7 +61,7 @@ class TokenDistribution:
 
     @property
     def effects(self) -> list[Effect]:
-        """The effects, without the processors that have none."""
+        """The effects of those processors that have one."""
         return [step for step in self.steps if isinstance(step, Effect)]
 
     @property
@@ -89,9 +89,9 @@ class TokenDistribution:
         return bool(stateful_processors(self.processors))
 
     def without_state(self) -> TokenDistribution:
-        """The same distribution without the processors that may keep state, from which drafts are chosen.
+        """The same distribution without the processors that may keep state; drafts are chosen from it.
 
-        Leaving them out means that fewer drafts are accepted, but the output is still the target's own.
+        Without these processors, fewer drafts are accepted, but the output is still the target's own.
         """
         kept = zip(self.steps, self.processors, strict=True)
         return self._with(steps=[step for step, processor in kept if type(processor) in STATELESS])
@@ -210,8 +210,8 @@ class TokenDistribution:
             prefixes ([`Prefixes`]): The text that each position sees.
             changeable (`Callable`, *optional*): Creates the copy that effects change. By default, the copy has the
                 scores of all tokens.
-            is_open (`list[bool]`, *optional*): The positions for which processors that are called position by position
-                are called. Defaults to all positions.
+            is_open (`list[bool]`, *optional*): The positions at which to call processors that must be called one
+                position at a time. Defaults to all positions.
 
         Returns:
             `torch.Tensor`: The processed scores in fp32.
@@ -259,5 +259,5 @@ def choose(scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Ten
 
 
 def sample(scores: torch.Tensor, noise: torch.Tensor) -> torch.return_types.max:
-    """Draw tokens `[...]`, and return them with the values that won; a value is NaN if no token can be drawn."""
+    """Draw tokens `[...]`; return them with their probability over noise, which is NaN if no token can be drawn."""
     return (scores.softmax(dim=-1) / noise).max(dim=-1)

@@ -5,6 +5,6 @@
 grow along `branches`, as a chain or (`growing`) as a tree, and are chosen among `candidates`. `runner` runs the target,
 `verification` accepts proposals, `output` collects the committed tokens, and `caches` realigns the target's cache.
 `sampling` has the distribution of the next token, which the target and the drafter share. It is computed from
-`prefixes` by logits `processors`; `noise` is what tokens are drawn with, and `stopping` says where texts end. `round`
-has the records that the loop, the policy and the statistics exchange, and `estimates` those that the policy learns.
+`prefixes` by logits `processors`. Tokens are drawn with `noise`, and `stopping` says where texts end. `round` has the
+records that the loop, the policy and the statistics exchange, and `estimates` has what the policy learns from them.
 """

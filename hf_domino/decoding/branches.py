@@ -32,7 +32,7 @@ from hf_domino.target.view import TargetModel
 # same shape, or `[B, 1, M]` if all branches share them.
 Candidates = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 SHARPNESS = 1.2  # alpha, which scales the draft scores up, because a target is a little more certain than its drafter
-FORESEEN = 2  # how many of the most likely tokens of each depth have their input products computed in advance
+FORESEEN = 2  # input products are computed in advance, all together, for this many likely tokens of each depth
 
 
 class DraftBranches(ABC):

@@ -38,7 +38,7 @@ def grow(branches: DraftBranches, num_nodes: int, least_chance: float = 0.0, end
         branches ([`DraftBranches`]): Provides the children of each depth.
         num_nodes (`int`): Maximum number of nodes (N).
         least_chance (`float`, *optional*, defaults to 0.0): Nodes that are less likely to be accepted are left out. It
-            only has an effect on a CPU.
+            only has an effect if the host reads the chances.
         ends (`torch.Tensor`, *optional*): End-of-text tokens. If they are passed, nothing is copied to the host even on
             a CPU, so that the function can be captured. Defaults to the end-of-text tokens of the distribution.
     """

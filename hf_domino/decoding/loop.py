@@ -127,7 +127,7 @@ class Generation:
         return self.stats.chain is None
 
     def run(self) -> None:
-        """Run the prefill and all rounds. Even after an exception, a later call can continue from the cache."""
+        """Run the prefill and all rounds. The cache of a single sequence stays usable even after an exception."""
         timer = self.executor.timer
         try:
             self.prefill()

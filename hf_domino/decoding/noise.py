@@ -87,8 +87,8 @@ class CallGenerator:
 
     def _can_borrow(self, default: torch.Generator) -> bool:
         """Whether the default generator is free to borrow."""
-        # It is free if no call has borrowed it. It is also free if a call of this thread has borrowed it and somebody has
-        # seeded it since, because that call was abandoned.
+        # It is free if no call has borrowed it. It is also free if a call of this thread has borrowed it but it was
+        # seeded since, because that call was abandoned.
         other = _borrowers.get(default)
         return other is None or (other._thread == self._thread and other._was_seeded(default))
 

@@ -173,7 +173,7 @@ class TargetRunner(ABC):
 
     @abstractmethod
     def end(self, batch_size: int) -> None:
-        """Leave the cache in a state that `generate` can continue from, even if a round was interrupted."""
+        """Make sure that `generate` can continue from a single sequence's cache, even if a round was interrupted."""
 
     def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
         # For n tokens at once, Transformers repeats the last n token types. To repeat the last one n times, advance by

@@ -1,4 +1,4 @@
-"""Which calls can verify trees. The target must follow a mask for each position, and position ids that equal depths.
+"""Which calls can verify trees. The target must follow a mask for each position, and position ids that go by depth.
 
 Transformers passes a four-dimensional mask on as it is, but not every target follows it, and some targets derive
 positions from columns. So the known obstacles are checked first, and then each target is tested once with a small tree.

@@ -3,8 +3,8 @@
 There are two ways to score a branch. In most methods, a correction head adds W2 activate(part, state) to the base
 logits of a depth, where the state of a branch has read the anchor and the branch's tokens. The backbone is not run
 again (`CorrectedBranches`). In the others, each draft token reads the ones before it, so the drafter computes new
-logits for every branch (`SteppingBranches`). Either way, tokens are chosen among the most likely candidates of a depth
-if the draft distribution allows it, and otherwise among all tokens of the draft vocabulary.
+logits for every branch (`AutoregressiveBranches`). Either way, tokens are chosen among the most likely candidates of a
+depth if the draft distribution allows it, and otherwise among all tokens of the draft vocabulary.
 
 Shapes: B sequences, L branches of each, M candidates of a depth, C depths, G width of the prefix state, R low rank, H
 hidden size, V tokens of the target, D tokens of the draft vocabulary (D is V without one).
@@ -32,7 +32,7 @@ from hf_domino.target.view import TargetModel
 # same shape, or `[B, 1, M]` if all branches share them.
 Candidates = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
 SHARPNESS = 1.2  # alpha, which scales the draft scores up, because a target is a little more certain than its drafter
-FORESEEN = 2  # input products are computed in advance, all together, for this many likely tokens of each depth
+NUM_PRECOMPUTED = 2  # input products are computed in advance, all together, for this many likely tokens of each depth
 
 
 class DraftBranches(ABC):
@@ -147,14 +147,14 @@ class CorrectedBranches(DraftBranches):
             noise = None if noise is None else noise.gather(2, self._pool.columns)
         tokens = self._likeliest(self._logits, noise, token_ids)
         for _ in range(self._head.num_passes or 0):
-            tokens = self._likeliest(self._corrected_behind(tokens), noise, token_ids)
+            tokens = self._likeliest(self._corrected_after(tokens), noise, token_ids)
         return tokens
 
     def _likeliest(self, logits: torch.Tensor, noise: torch.Tensor | None, token_ids: torch.Tensor) -> torch.Tensor:
         """Choose the tokens `[B, C]` of all depths from their logits `[B, C, M]`."""
         return self._chosen(self.distribution.scores(self.prefixes, logits), noise, token_ids.expand_as(logits))
 
-    def _corrected_behind(self, tokens: torch.Tensor) -> torch.Tensor:
+    def _corrected_after(self, tokens: torch.Tensor) -> torch.Tensor:
         """Correct the logits `[B, C, M]` of all depths by the tokens `[B, C]` that were chosen in the last pass."""
         assert self._head is not None
         before = torch.cat((self.prefixes.last(), tokens[:, :-1]), dim=1)
@@ -226,7 +226,7 @@ class CorrectedBranches(DraftBranches):
             if self._pool is not None and not self._is_fused:
                 self._rows = head.rows(self._target, self._pool.columns)
             if table is not None and self._pool is not None:
-                likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
+                likeliest = self._pool.token_ids[:, :-1, :NUM_PRECOMPUTED]
                 table.add([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
             start = head.initial_state(len(self._hidden))[:, None]
             self._states = self._read(self.prefixes.last(), start)  # [B, L, G]
@@ -272,7 +272,7 @@ class CorrectedBranches(DraftBranches):
         return self._head.step(self._target, token_ids, before, part).view(*states.shape)
 
 
-class SteppingBranches(DraftBranches):
+class AutoregressiveBranches(DraftBranches):
     """Branches whose logits the drafter computes anew at each depth, after reading the tokens of the branch.
 
     Args:

@@ -66,7 +66,7 @@ def end_past_recording(cache: Any) -> None:
 def crop_attention(cache: Any, length: int) -> None:
     """Keep the first `length` positions of all attention layers, and of the attention part of mixed layers."""
     for layer in cache.layers:
-        kind = attention_kind(layer)
+        kind = attention_class(layer)
         if kind is not None and layer.is_initialized:  # lengths can differ between layers if a forward was interrupted
             kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))  # sliding layers shrink to their window
 
@@ -87,7 +87,7 @@ def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:
                 block[:, :, : path.shape[1]] = block.gather(2, where)
 
 
-def attention_kind(layer: Any) -> Any:
+def attention_class(layer: Any) -> Any:
     """The class that implements the keys and values of a layer; None if the layer has none."""
     if isinstance(layer, PLACEHOLDERS):
         return None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hf_domino.decoding.branches import CorrectedBranches, DraftBranches, SteppingBranches
+from hf_domino.decoding.branches import AutoregressiveBranches, CorrectedBranches, DraftBranches
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.growing import grow
 from hf_domino.decoding.input_table import InputTable
@@ -103,7 +103,7 @@ class DraftSession(ABC):
         if not most:
             return Tree(prefixes.ids[:, :0])
         with self.executor.timer.phase("draft"):
-            hidden = self._draft(prefixes.last(), prefixes.endings)
+            hidden = self._draft(prefixes.last(), prefixes.last_tokens)
         with self.executor.timer.phase("correction"):
             given = (hidden, prefixes, self.distribution, noise, most)
             if num_nodes is None:
@@ -144,7 +144,7 @@ class DraftSession(ABC):
         """Store hidden states of which the first `counts` positions of each sequence are valid."""
 
     @abstractmethod
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+    def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`."""
 
 
@@ -217,10 +217,10 @@ class GrowingDraftSession(DraftSession):
         """The branches of this round. The arguments are those of [`DraftBranches`] from `hidden` on."""
         branches = self.drafter.branches(self.target, arguments[0], self._anchors, self._cache)
         if branches is not None:
-            return SteppingBranches(branches, self.drafter, self.target, *arguments)
+            return AutoregressiveBranches(branches, self.drafter, self.target, *arguments)
         return CorrectedBranches(self.drafter, self.target, *arguments, table=self._table)
 
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+    def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`.
 
         With anchors `[B, 0]` it only stores the context.
@@ -231,7 +231,7 @@ class GrowingDraftSession(DraftSession):
             layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
             features = self.drafter.fuse_context([states.to(self._device) for states in layers])
             new = NewContext(features, torch.cat(self._positions, dim=1), self._new_counts)
-        draft_hidden = self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, endings)
+        draft_hidden = self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, last_tokens)
         self._captured = []
         self._positions = []
         self._num_waiting = 0

@@ -37,7 +37,7 @@ from hf_domino.target.view import Captured
 
 # With a vocabulary of at least this size, a CPU verifies a single sequence one position at a time. That way it never
 # computes the distributions of positions after the first rejected proposal.
-WALKED_VOCABULARY = 2**14
+STEPWISE_VOCABULARY = 2**14
 
 
 @torch.no_grad()
@@ -185,11 +185,11 @@ class Generation:
         self.committed.commit(self.rows, tokens, [1] * len(self.rows), logits, scores)
         if call.step_outputs.forward_kwargs:
             call.step_outputs.add_prompt(self.runner.outputs)
-        is_long = len(self.rows) == 1 and call.input_ids.is_cpu and logits.shape[2] >= WALKED_VOCABULARY
+        is_long = len(self.rows) == 1 and call.input_ids.is_cpu and logits.shape[2] >= STEPWISE_VOCABULARY
         self.is_stepwise = self.distribution.may_keep_state or (is_long and not call.is_fixed)
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
-        self._go_on_with(unfinished)
+        self._keep_rows(unfinished)
 
     def run_round(self) -> None:
         """Propose tokens, verify them, and commit those that the target itself would have generated."""
@@ -284,9 +284,9 @@ class Generation:
             self.generator.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, outcome.num_proposed + 1, staying)
-        self._go_on_with(staying)
+        self._keep_rows(staying)
 
-    def _go_on_with(self, staying: list[int]) -> None:
+    def _keep_rows(self, staying: list[int]) -> None:
         """Keep only these of the unfinished sequences, given by their places among them."""
         if staying and len(staying) < len(self.rows):
             self.generator.select(staying)

@@ -57,15 +57,15 @@ class CommittedSequences:
         self._outputs: dict[str, list[list[torch.Tensor]]] = {
             name: [[] for _ in input_ids] for name in names if getattr(generation_config, f"output_{name}")
         }
-        self._shown: int | None = None  # length of the text that a criterion or the streamer is looking at
+        self._length_shown: int | None = None  # length of the text that a criterion or the streamer is looking at
         self._known = known
         self._criteria = StoppingCriteriaList()
-        self._of_batch = StoppingCriteriaList()
+        self._batch_criteria = StoppingCriteriaList()
         for criterion in stopping_criteria:
             if type(criterion) not in KNOWN_CRITERIA:
                 is_by_row = len(input_ids) == 1 or type(criterion).__module__.startswith("transformers.")
-                (self._criteria if is_by_row else self._of_batch).append(criterion)
-        self._asked = self._prompt_length  # length up to which the batch's criteria were called
+                (self._criteria if is_by_row else self._batch_criteria).append(criterion)
+        self._batch_length_checked = self._prompt_length  # length up to which the batch's criteria were called
         # Plain generation checks for the same attribute. Without it, it does not pad sequences that have stopped.
         self._pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
 
@@ -98,7 +98,7 @@ class CommittedSequences:
             length = max(self._lengths)
         else:
             length = self._final_length()
-        return (length if self._shown is None else self._shown) - self._prompt_length
+        return (length if self._length_shown is None else self._length_shown) - self._prompt_length
 
     def num_new(self, rows: Sequence[int]) -> list[int]:
         """How many new tokens these sequences have so far."""
@@ -156,11 +156,11 @@ class CommittedSequences:
             try:
                 kept.append(self._keep(row, values[index][:count]))
             except BaseException:  # stream the tokens before the failing one, as plain generation would have done
-                self._cut(row, start if self._shown is None else self._shown - 1)
+                self._cut(row, start if self._length_shown is None else self._length_shown - 1)
                 self._stream()
                 raise
             self._cut(row, start + kept[-1])
-        while self._of_batch and self._asked < self._num_settled:
+        while self._batch_criteria and self._batch_length_checked < self._num_settled:
             self._ask_of_batch()
         self._known.warn(self._ids[:1, : max(self._lengths)])
         self._stream()
@@ -189,21 +189,21 @@ class CommittedSequences:
 
     def _ask_of_batch(self) -> None:
         """Call the batch's criteria at the next length. A sequence that ends there loses its tokens after it."""
-        self._asked += 1
-        ends = self._ask(self._of_batch, self._padded(self._asked), slice(None))
+        self._batch_length_checked += 1
+        ends = self._ask(self._batch_criteria, self._padded(self._batch_length_checked), slice(None))
         for row, stop in enumerate(self._stops):
-            if ends[row] and (stop is None or stop > self._asked):
-                self._stops[row] = self._asked
+            if ends[row] and (stop is None or stop > self._batch_length_checked):
+                self._stops[row] = self._batch_length_checked
                 if self._pads_finished:
-                    self._cut(row, self._asked)
+                    self._cut(row, self._batch_length_checked)
 
     def _ask(self, criteria: StoppingCriteriaList, ids: torch.Tensor, rows: slice) -> list[bool]:
         """Call criteria with texts `[R, L]` and the scores of these sequences; return which of the texts they end."""
-        self._shown = ids.shape[1]
+        self._length_shown = ids.shape[1]
         scores = self._outputs.get("scores")
-        count = self._shown - self._prompt_length
+        count = self._length_shown - self._prompt_length
         ends = criteria(ids, None if scores is None else _per_token(scores[rows], count))
-        self._shown = None
+        self._length_shown = None
         return ends.flatten().tolist()
 
     def _keep(self, row: int, values: Sequence[int]) -> int:
@@ -230,9 +230,9 @@ class CommittedSequences:
         final = self._num_settled
         ids = self._padded(final)
         for position in range(self._streamed, final):
-            self._shown = position + 1
+            self._length_shown = position + 1
             self._streamer.put(ids[:, position].cpu())
-        self._shown = None
+        self._length_shown = None
         self._streamed = max(final, self._streamed)
 
     def _final_length(self) -> int:

@@ -40,10 +40,10 @@ BUDGET_SHARE = 0.005
 # How many rounds to make between two plain decode steps that only measure their own time. The short gap applies while
 # it is uncertain whether drafting pays, because a plain decode step then loses little. The long gap applies otherwise,
 # and loses one percent of a text of 128 tokens.
-GAP = 2
-LONG_GAP = 64
+SHORT_STEP_GAP = 2
+LONG_STEP_GAP = 64
 DEFAULT_ASSISTANT_TOKENS = 20  # the default of Transformers, meant for small models that draft token by token
-ALIKE = 16  # tokens added to each sequence of a batch, so that all count as alike until they show a difference
+PSEUDO_TOKENS = 16  # tokens added to each sequence of a batch, so that all count as alike until they show a difference
 LOOKUP = Arm(1, is_lookup=True)
 
 
@@ -71,7 +71,7 @@ class _Estimates:
         if len(self.emitted) < 2:
             return 1.0
         mean = sum(self.emitted.values()) / len(self.emitted)
-        return (min(self.emitted.values()) + ALIKE) / (mean + ALIKE)
+        return (min(self.emitted.values()) + PSEUDO_TOKENS) / (mean + PSEUDO_TOKENS)
 
     def count(self, outcome: Outcome) -> None:
         """Add the tokens that each sequence emitted, and drop sequences that have ended."""
@@ -85,7 +85,7 @@ class _Estimates:
             tokens = max(tokens * self.slowest, 1.0)
         return tokens / self.costs.of(arm, arm.width)
 
-    def hoped(self, arm: Arm) -> float:
+    def optimistic_value(self, arm: Arm) -> float:
         """The value of an arm if its tokens and its time are both one standard error better than measured."""
         return self.value(arm, 1.0) * math.exp(self.costs.standard_error(arm))
 
@@ -93,7 +93,7 @@ class _Estimates:
         """Whether an arm is expected to beat plain decode steps or, as long as there is budget, might beat them."""
         if self.budget <= 0:
             return self.value(arm) > 1
-        return self.hoped(arm) > 1
+        return self.optimistic_value(arm) > 1
 
     def pause_before(self, best: Arm) -> Pause:
         """Create the record of a pause that begins because not even the best arm pays."""
@@ -111,7 +111,7 @@ class _Estimates:
         num_readings = self.costs.num_readings[STEP]
         # One or two readings can be outliers, so with few readings the lead must be larger.
         is_sure = num_readings > 0 and ahead > error + PRIOR_ERROR / num_readings
-        return self.rounds_since_step >= (1 if ahead < 0 else LONG_GAP if is_sure else GAP)
+        return self.rounds_since_step >= (1 if ahead < 0 else LONG_STEP_GAP if is_sure else SHORT_STEP_GAP)
 
 
 class Policy:
@@ -128,29 +128,29 @@ class Policy:
         self._is_full = is_full
         self._is_optional = isinstance(tree_size, str)
         size = ADAPTIVE_SIZE if isinstance(tree_size, str) else tree_size
-        self._whole = Arm(most)
-        self._chains = [self._whole]
+        self._full_chain = Arm(most)
+        self._chains = [self._full_chain]
         if not is_full:
-            self._chains = [*(Arm(n) for n in SHORT_CHAINS if n < most), self._whole]
+            self._chains = [*(Arm(n) for n in SHORT_CHAINS if n < most), self._full_chain]
         self._trees = [] if size is None else [Arm(most, size)]
         self._acceptance = Acceptance(most)
         self._branching = Acceptance(most, self._acceptance.rates if self._is_optional else None)
-        self._known: dict[int, _Estimates] = {}
+        self._by_batch_size: dict[int, _Estimates] = {}
         self._is_first = True  # until the first drafted round of a call, which takes longer: it stores the prompt too
 
     def begin_call(self) -> None:
         """Prepare for a new call of `generate`."""
         self._is_first = True
-        for known in self._known.values():
+        for estimates in self._by_batch_size.values():
             # Every text has its own budget. If the last text ended in a pause, this one gets half of the last budget.
-            known.budget = known.most_budget = known.most_budget / 2 if known.pause else BUDGET
-            known.pause = None
-            known.emitted = {}
+            estimates.budget = estimates.most_budget = estimates.most_budget / 2 if estimates.pause else BUDGET
+            estimates.pause = None
+            estimates.emitted = {}
 
     def price(self, num_rows: int) -> float:
         """How many tokens per sequence one more proposal must be expected to add, to be worth its time."""
-        known = self._estimates_of(num_rows)
-        return NOMINAL_PROPOSAL * max(known.value(self._whole), 1.0)
+        estimates = self._estimates_of(num_rows)
+        return NOMINAL_PROPOSAL * max(estimates.value(self._full_chain), 1.0)
 
     def plan(self, num_rows: int, room: int, offer: Offer | None = None, may_branch: Callable[[], bool] = bool) -> Plan:
         """Choose what the next round proposes.
@@ -164,36 +164,36 @@ class Policy:
         """
         if not room:
             return Plan(STEP, 0)
-        known = self._estimates_of(num_rows)
-        best = max(self._drafting(known, may_branch), key=known.hoped)
-        if not self._is_full and not known.pays(best):
-            known.pause = known.pause or known.pause_before(best)
+        estimates = self._estimates_of(num_rows)
+        best = max(self._drafting(estimates, may_branch), key=estimates.optimistic_value)
+        if not self._is_full and not estimates.pays(best):
+            estimates.pause = estimates.pause or estimates.pause_before(best)
             favourite = STEP
         else:
             favourite = best
-            known.pause = None
-            if not self._is_full and known.wants_step(best):
+            estimates.pause = None
+            if not self._is_full and estimates.wants_step(best):
                 return Plan(STEP, 0, is_comparison=True)
-        if offer is not None and offer.expected > known.value(favourite) * known.costs.of(LOOKUP, offer.length):
+        if offer is not None and offer.expected > estimates.value(favourite) * estimates.costs.of(LOOKUP, offer.length):
             return Plan(LOOKUP, offer.length, offer)
         return Plan(
             favourite,
             min(favourite.length, room),
-            pause=known.pause,
+            pause=estimates.pause,
             least_chance=0.0 if self._is_full else NOMINAL_PROPOSAL,  # omit tree nodes that cost more than they emit
         )
 
     def observe(self, outcome: Outcome, seconds: float) -> None:
         """Learn from a round and its wall time."""
         arm = outcome.plan.arm
-        known = self._estimates_of(len(outcome.rows))
+        estimates = self._estimates_of(len(outcome.rows))
         num_proposals = arm.width
         if arm.is_lookup:
             num_proposals = outcome.num_proposed
-        known.rounds_since_step += 1
+        estimates.rounds_since_step += 1
         if arm is STEP:
-            known.rounds_since_step = 0
-        is_trusted = known.value(arm) > 1
+            estimates.rounds_since_step = 0
+        is_trusted = estimates.value(arm) > 1
         self._acceptance.forget()
         self._branching.forget()
         if arm.is_drafted:
@@ -201,22 +201,22 @@ class Policy:
                 self._acceptance_of(arm).observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
         if not self._is_full and is_typical:
-            known.costs.observe(arm, num_proposals, seconds)
-        cost = known.costs.of(arm, num_proposals)
-        known.budget += BUDGET_SHARE * cost
+            estimates.costs.observe(arm, num_proposals, seconds)
+        cost = estimates.costs.of(arm, num_proposals)
+        estimates.budget += BUDGET_SHARE * cost
         if arm.is_drafted:
             self._is_first = False
-            known.count(outcome)
-            known.num_drafted += 1
-            budget = known.budget + outcome.tokens * known.slowest - cost
+            estimates.count(outcome)
+            estimates.num_drafted += 1
+            budget = estimates.budget + outcome.tokens * estimates.slowest - cost
             # A round that was expected to pay takes nothing from the budget, which is for trials.
             if is_trusted:
-                budget = max(budget, min(known.budget, 0.0))
-            known.budget = min(budget, known.most_budget)
+                budget = max(budget, min(estimates.budget, 0.0))
+            estimates.budget = min(budget, estimates.most_budget)
 
-    def _drafting(self, known: _Estimates, may_branch: Callable[[], bool]) -> list[Arm]:
+    def _drafting(self, estimates: _Estimates, may_branch: Callable[[], bool]) -> list[Arm]:
         """The drafting arms that the next round can choose from."""
-        if not self._trees or (self._is_optional and known.num_drafted < CHAINS_FIRST) or not may_branch():
+        if not self._trees or (self._is_optional and estimates.num_drafted < CHAINS_FIRST) or not may_branch():
             return self._chains
         if self._is_optional:
             return self._chains + self._trees
@@ -229,12 +229,14 @@ class Policy:
         return self._branching
 
     def _estimates_of(self, num_rows: int) -> _Estimates:
-        if num_rows not in self._known:
+        if num_rows not in self._by_batch_size:
             like = None
-            if self._known:
-                like = next(reversed(self._known.values())).costs
-            self._known[num_rows] = _Estimates(self._acceptance_of, Costs([*self._chains, *self._trees, LOOKUP], like))
-        return self._known[num_rows]
+            if self._by_batch_size:
+                like = next(reversed(self._by_batch_size.values())).costs
+            self._by_batch_size[num_rows] = _Estimates(
+                self._acceptance_of, Costs([*self._chains, *self._trees, LOOKUP], like)
+            )
+        return self._by_batch_size[num_rows]
 
 
 _learnt = threading.local()

@@ -100,9 +100,9 @@ class Prefixes:
 
     def last(self) -> torch.Tensor:
         """The last token of each sequence, `[B, 1]`."""
-        return self.endings(1)
+        return self.last_tokens(1)
 
-    def endings(self, count: int) -> torch.Tensor:
+    def last_tokens(self, count: int) -> torch.Tensor:
         """The last `count` tokens of each sequence, `[B, count]`; arbitrary values if a sequence is shorter."""
         if self.is_even and count <= (length := self.lengths[0]):
             return self.ids[:, length - count : length]

@@ -139,7 +139,7 @@ class BiasedSequences(Effect):
         bias = self._alone.repeat(len(prefixes.rows), 1)  # [R, C]
         for heads, places, biases in self._tensors or ():
             is_long = prefixes.ends >= heads.shape[1]
-            matches = (prefixes.endings(heads.shape[1])[:, None] == heads).all(dim=-1) & is_long
+            matches = (prefixes.last_tokens(heads.shape[1])[:, None] == heads).all(dim=-1) & is_long
             met = matches.any(dim=0).nonzero()[:, 0]
             if len(met):
                 bias.index_add_(1, places[met], torch.where(matches[:, met], biases[met], 0.0))
@@ -205,7 +205,7 @@ def _ban_repeated(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
         return
     windows = ids.unfold(1, size, 1)  # [R, W, n]
     ends = torch.arange(size, ids.shape[1] + 1, device=ids.device)
-    begins_alike = (windows[..., :-1] == prefixes.endings(size - 1)[:, None]).all(dim=-1)
+    begins_alike = (windows[..., :-1] == prefixes.last_tokens(size - 1)[:, None]).all(dim=-1)
     scores.change(windows[..., -1], begins_alike & (ends <= prefixes.ends), _ban)
 
 
@@ -213,10 +213,10 @@ def _ban_prompts(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
     """Forbid every token that would repeat an n-gram of the prompt."""
     ngrams = processor.generated_ngrams
     count = processor.ngram_size - 1
-    endings = prefixes.endings(count).tolist()
+    last_tokens = prefixes.last_tokens(count).tolist()
     banned = [
         ngrams[row].get(tuple(ending), []) if length >= count else []
-        for row, ending, length in zip(prefixes.rows, endings, prefixes.lengths, strict=True)
+        for row, ending, length in zip(prefixes.rows, last_tokens, prefixes.lengths, strict=True)
     ]
     if longest := max(map(len, banned)):
         ids = torch.tensor([tokens + [-1] * (longest - len(tokens)) for tokens in banned])

@@ -24,7 +24,7 @@ class RecyclingSession(DraftSession):
 
     observe_block = select = context = _take = observe
 
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+    def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """A placeholder `[B, P]` for draft hidden states; only its shape is used, which says how deep to draft."""
         return anchors.expand(-1, self.drafter.config.num_draft_tokens)
 

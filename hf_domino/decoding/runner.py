@@ -25,7 +25,7 @@ from hf_domino.decoding.caches import (
     Alignment,
     StateSnapshot,
     activate_past_recording,
-    attention_kind,
+    attention_class,
     crop_attention,
     empty,
     end_past_recording,
@@ -129,7 +129,9 @@ class TargetRunner(ABC):
         kinds = getattr(self.target.text_config, "layer_types", None) or []
         # The last layers of some targets keep no keys. They use those of the last layer of their type that keeps some.
         window_of = dict(zip(kinds, windows, strict=False))
-        attending = [window for layer, window in zip(layers, windows, strict=True) if attention_kind(layer) is not None]
+        attending = [
+            window for layer, window in zip(layers, windows, strict=True) if attention_class(layer) is not None
+        ]
         return attending + [window_of.get(kind) for kind in kinds[len(windows) :]]
 
     def mask(self, length: int) -> torch.Tensor | None:

@@ -31,7 +31,7 @@ FOLLOW_TREES = (*PER_POSITION, "inputs_embeds", "logits_to_keep")
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
 NUM_TRIED = 7  # length of the text that a target is tested with
 
-_tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
+_tested: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
 def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
@@ -58,15 +58,15 @@ def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
         return f"{attention} attention"
     if text.model_type in COUNTS_COLUMNS:
         return f"attention of {text.model_type} goes by columns"
-    known = _tried.setdefault(runner.target.model, {})
+    known = _tested.setdefault(runner.target.model, {})
     target = runner.target.model
     key = (attention, rounded_to(target), target.training)  # in training mode, dropout makes the logits differ
     if key not in known:
-        known[key] = _try(target)
+        known[key] = _test_tree(target)
     return known[key]
 
 
-def _try(target: PreTrainedModel) -> str | None:
+def _test_tree(target: PreTrainedModel) -> str | None:
     """Run the target on a text as a chain and as a path of a tree; explain the problem if the logits differ."""
     device = input_device(target)
     positions = torch.arange(NUM_TRIED, device=device)[None]

@@ -124,7 +124,7 @@ class BlockModel(DominoDraftModel):
         positions: torch.Tensor,
         new: NewContext | None,
         cache: Any,
-        endings: Callable[[int], torch.Tensor] | None = None,
+        last_tokens: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         config = self.config
         features, feature_positions, counts = new or NO_CONTEXT

@@ -258,17 +258,17 @@ class Eagle3Model(DominoDraftModel):
         positions: torch.Tensor,
         new: NewContext | None,
         cache: Any,
-        endings: Callable[[int], torch.Tensor] | None = None,
+        last_tokens: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         # States are stored right away; entries are computed once the tokens after them exist.
         device = self.device
         if new is not None and new.features is not None:
             cache.keep(new.features, new.counts)
-        if not anchors.shape[1] or endings is None:
+        if not anchors.shape[1] or last_tokens is None:
             return torch.zeros(len(anchors), 0, self.config.hidden_size, dtype=self.dtype, device=device)
         states, counts = cache.begin_missing_entries()  # [B, E, H]
         last = torch.tensor(counts, device=device)[:, None]  # [B, 1]
-        tokens = endings(states.shape[1])
+        tokens = last_tokens(states.shape[1])
         places = torch.arange(states.shape[1], device=device)
         if min(counts) < max(counts):  # move each sequence's tokens to its entries, which come first
             tokens = tokens.gather(1, (places - last).to(tokens.device) % states.shape[1])

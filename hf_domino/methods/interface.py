@@ -59,7 +59,7 @@ class DraftingMethod:
         positions: torch.Tensor,
         new: NewContext | None,
         cache: Any,
-        endings: Callable[[int], torch.Tensor] | None = None,
+        last_tokens: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Store new context, then draft from the anchors, which see all of the stored context.
 
@@ -69,8 +69,8 @@ class DraftingMethod:
             positions (`torch.Tensor`): Positions of the anchors, `[B, 1]`.
             new ([`NewContext`], *optional*): New context; None if there is none.
             cache (`ContextCache` or `FixedContext`): The cache from `new_context`, or a context of fixed shape.
-            endings (`Callable`, *optional*): Takes a number n and returns the last n tokens of each sequence, `[B, n]`:
-                the tokens that follow the last n context positions. The last of them are the anchors.
+            last_tokens (`Callable`, *optional*): Takes a number n and returns the last n tokens of each sequence,
+                `[B, n]`: the tokens that follow the last n context positions. The last of them are the anchors.
 
         Returns:
             `torch.Tensor`: Draft hidden states: `[B, P, H]`, or `[B, 1, H]` if the method has `branches`, or

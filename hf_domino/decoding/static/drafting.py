@@ -77,7 +77,7 @@ class StaticDraftSession(DraftSession):
         self._store()
         return self.executor.context.to_dynamic()
 
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+    def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Compute draft hidden states `[B, P, H]` from the anchors `[B, 1]`, and store the new context."""
         pending = self._pending
         if pending is None:  # already stored: pass the usual number of positions, none of them valid

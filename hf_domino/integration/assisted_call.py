@@ -39,13 +39,13 @@ _named: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = Weak
 def check_call(
     target: PreTrainedModel, generation_mode: GenerationMode, generation_config: Any, mode_kwargs: dict[str, Any]
 ) -> GenerationMode:
-    """Raise an error if a drafter cannot serve a call; return the mode as which Transformers validates the rest of it."""
+    """Raise an error if a drafter cannot serve a call; return the mode in which Transformers validates the rest."""
     drafter = mode_kwargs["assistant_model"]
     check_generation(target, drafter, generation_config, generation_mode)
     recognise(drafter.config, target)
     # A drafter has no tokenizer of its own, and Transformers rejects a second one if the vocabularies are equal.
     mode_kwargs.pop("assistant_tokenizer", None)
-    # As assisted generation, Transformers would reject batches and recurrent states, which our loop supports.
+    # For assisted generation, Transformers would reject batches and recurrent states, both of which our loop supports.
     return GenerationMode.SAMPLE
 
 

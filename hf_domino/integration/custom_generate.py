@@ -65,7 +65,7 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
 
 
 def _with_tokenizer(model: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:
-    """Return a copy of the model that keeps the tokenizer for stop strings, which a custom decoding method would lose."""
+    """Return a copy of the model that keeps the tokenizer for stop strings, which Transformers would not pass on."""
     find = model._get_stopping_criteria
     model = copy.copy(model)
     model._get_stopping_criteria = lambda **call: find(**call | {"tokenizer": tokenizer})

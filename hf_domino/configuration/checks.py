@@ -185,7 +185,7 @@ def check_choice(config: Any, field: str, allowed: Sequence[str]) -> None:
 
 
 def readable_layers(config: Any, num_target_layers: int) -> range:
-    """Return the target layers that a drafter may read: not the last one, unless its configuration counts the layers."""
+    """Return the target layers that a drafter may read: not the last one if `config.num_target_layers` is None."""
     return range(num_target_layers - (config.num_target_layers is None))
 
 

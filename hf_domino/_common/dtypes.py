@@ -1,4 +1,4 @@
-"""Read the names of dtypes as users write them, and choose a dtype that a device supports or is fast in."""
+"""Read the names of dtypes as users write them, and choose a dtype that suits a device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def dtype_name(text: str) -> str:
 
 
 def dtype_of(written: torch.dtype | str, field: str = "dtype", remedy: str = "Choose one of them.") -> torch.dtype:
-    """Return the torch dtype with a name; a dtype is returned as it is."""
+    """Return the torch dtype of a name; a dtype is returned unchanged."""
     import torch
 
     name = dtype_name(str(written))

@@ -37,7 +37,7 @@ END_AS_MASK = (
 
 @strict
 class DominoConfig(MethodFacts, PreTrainedConfig):
-    """Configuration of a drafter, whose method `projector_type` selects.
+    """Configuration of a drafter; its `projector_type` selects the drafting method.
 
     `DominoConfig(projector_type="dspark", ...)`, `from_pretrained` and [`~DominoConfig.for_target`] return an instance
     of the method's own subclass, which adds the fields of that method. The defaults have the shape of the released

@@ -1,7 +1,7 @@
 """EAGLE-3 checkpoints of speculators, SpecForge, SGLang, the authors of EAGLE-3 and NVIDIA's Model-Optimizer.
 
 speculators nests the layer's configuration as `transformer_layer_config`. The others store a Llama configuration, to
-which Model-Optimizer adds an `eagle_config`. The authors use the target's own class name, so their files are recognized
+which Model-Optimizer adds an `eagle_config`. The authors use the target's own class name, so their files are recognised
 by a draft vocabulary. Embeddings and lm_head are the drafter's own if they are stored. Captured layers in
 `eagle_config` are counted as ours are; at the top level, where vLLM reads them, 0 stands for the embeddings. If a file
 lists no layers, they are the first, middle and last ones that EAGLE-3 chooses for the target.

@@ -40,9 +40,9 @@ DECODER_FIELDS = (
     *("hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "attention_dropout"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
-# Names of one property, that a block position predicts the token after it, each with its value if that is so: the name
-# of ours and SpecForge, that of speculators and DeepSpec, one of releases whose class was renamed, and vLLM's, which
-# says that the anchor is an extra position.
+# Names of one property, that a block position predicts the token after it, each with its value if that is so. They are
+# the name that we and SpecForge use, that of speculators and DeepSpec, one of releases whose class was renamed, and
+# vLLM's name for a block with a spare anchor.
 ORDER = {
     "shift_label": True,
     "sample_from_anchor": True,

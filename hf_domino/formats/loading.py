@@ -68,7 +68,7 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     """Set the arguments of `from_pretrained` so that they load a checkpoint.
 
     Args:
-        name (`str`, `PathLike` or None): The checkpoint's folder or Hub name.
+        name (`str` or `PathLike`, *optional*): The checkpoint's folder or Hub name.
         arguments (`dict`): Arguments of `from_pretrained`. This function sets `config`, `key_mapping`,
             `use_safetensors`, `force_download` and, for the Hub, `revision`, and removes fields of [`DominoConfig`]. If
             the checkpoint is an adapter, the fields stay.

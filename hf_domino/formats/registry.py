@@ -34,7 +34,7 @@ OTHER_KINDS = {
     "LiLiCorr": "lilicorr",
     "JetSpec": "jetspec",
     "MTP": "mtp",
-    # These are recognized by name before any field is read, because fields have other meanings there.
+    # These are recognised by name before any field is read, because fields have other meanings there.
     OTHER_EAGLE3: "eagle3",
     OTHER_DFLASH: "dflash",
 }
@@ -75,7 +75,7 @@ FORMATS = (OURS, EAGLE3, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
 
 
 def format_of(stored: StoredConfig) -> Format | None:
-    """Return the format of a drafter's config.json; None if it is not a drafter that we can recognize.
+    """Return the format of a drafter's config.json; None if it is not a drafter that we can recognise.
 
     Example:
     ```python

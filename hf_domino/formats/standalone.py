@@ -100,7 +100,7 @@ def _named(name: str) -> str:
 
 
 def _path(name: str) -> Path | None:
-    """Find the file of a module of ours without importing it; None for any other module."""
+    """Return the file of one of our own modules, without importing it; None for any other module."""
     top, *rest = name.split(".")
     if top not in PACKAGES:
         return None
@@ -112,7 +112,7 @@ def _path(name: str) -> Path | None:
 
 
 def rewrite(source: str, name: str, is_package: bool, flat_name: Callable[[str], str | None]) -> tuple[str, set[str]]:
-    """Rewrite a module's imports for flat files; return the text and the names of the modules of ours that it needs."""
+    """Rewrite a module's imports for flat files; return its text and the names of our own modules that it needs."""
     package = name if is_package else name.rpartition(".")[0]
     lines = source.splitlines(keepends=True)
     needed = set()
@@ -138,7 +138,7 @@ def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.If]:
 def _rewritten(
     node: ast.Import | ast.ImportFrom, package: str, flat_name: Callable[[str], str | None]
 ) -> tuple[list[str], set[str]]:
-    """Return the lines that replace an import, and the modules of ours that it names."""
+    """Return the lines that replace an import, and the names of our own modules that it imports."""
     base = ""
     if isinstance(node, ast.ImportFrom):
         base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)

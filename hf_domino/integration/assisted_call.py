@@ -93,7 +93,7 @@ def _in_fixed_shape(
     return {"generation_config": config, CACHE: cache}
 
 
-# --- by the default drafter -------------------------------------------------------------------------------------
+# --- with the default drafter -----------------------------------------------------------------------------------
 
 
 def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraftModel]:
@@ -155,7 +155,7 @@ def decode_by_default(
     return output
 
 
-# --- by name ----------------------------------------------------------------------------------------------------
+# --- with a drafter's name --------------------------------------------------------------------------------------
 
 
 def check_names(model: Any, drafter: str | os.PathLike) -> None:

@@ -1,7 +1,8 @@
-"""The default drafter of a model: every plain `generate` call of that model drafts with it, whoever makes the call.
+"""The default drafter of a model: `generate` drafts with it unless a call says otherwise, whoever makes the call.
 
-A weak table maps each model to its drafter. Nothing is stored on the model itself, so the drafter is not saved, copied
-or compiled with it. The patch looks up the table when a prepared plain call reaches the decoding method.
+A table with weak keys maps each model to its drafter. Nothing is stored on the model itself, so the drafter is not
+saved, copied or compiled with it. The patch looks up the table when a call without an assistant reaches its decoding
+method.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Attached:
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
         num_drafted (`int`): Number of calls that drafted with it.
-        num_plain (`dict[str, int]`): Number of calls that could not be drafted and were plain, by reason.
+        num_plain (`dict[str, int]`): Number of calls that could not be drafted and ran without it, by reason.
         on_call (`Callable`, *optional*): Function to call after each call that drafted, with its sequences
             `[B, T + new]`, the prompts' attention mask `[B, T]` (None if there was no padding) and its
             [`DecodingStats`].
@@ -58,7 +59,7 @@ class Attached:
 
 
 def set_default(target: Any, drafter: DominoDraftModel) -> None:
-    """Let plain calls of `target` draft with `drafter` from now on; the caller has checked that it fits."""
+    """Make `drafter` the default drafter of `target`; the caller has checked that it fits."""
     _attached[target] = Attached(drafter)
 
 
@@ -79,7 +80,11 @@ def detach(target: Any) -> None:
 
 
 def attached(target: Any) -> Attached | None:
-    """Return the default drafter of `target` with counts of its calls, or None if it has none."""
+    """Return the default drafter of `target` with counts of its calls, or None if it has none.
+
+    Args:
+        target (`PreTrainedModel`): The model that was passed to [`attach`].
+    """
     from hf_domino.target.compatibility import unwrapped
 
     return _attached.get(unwrapped(target))
@@ -96,7 +101,7 @@ def plain() -> Iterator[None]:
 
 
 def default_of(target: Any) -> Attached | None:
-    """Return the default drafter for a plain call of `target`; None if there is none, or inside [`plain`]."""
+    """Return the default drafter for a call of `target`; None if there is none, or inside [`plain`]."""
     if _is_plain.get():
         return None
     if _meetings and target not in _attached:

@@ -200,7 +200,7 @@ def _imported() -> Iterator[tuple[Any, str]]:
 
 
 def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:
-    """Give a target a default drafter: from now on, every plain `generate` call drafts with it, whoever makes the call.
+    """Give a target a default drafter: from now on, its `generate` calls draft with it, whoever makes them.
 
     Texts, random generators and streamers behave as they do without a drafter. The default drafter is not used by calls
     that pass another `assistant_model`, set `num_assistant_tokens=0` or run inside [`plain`], nor by calls that cannot

@@ -2,7 +2,7 @@
 
 If there is a mask, Transformers' `sdpa` repeats keys and values for every query head of a group, which copies the whole
 cache in each layer. Inside [`unrepeated_keys`], the query heads of a group become rows of their common key head
-instead, as Transformers does it for a plain decode step.
+instead. Transformers does the same for a plain decode step.
 
 Shapes: B batch, H query heads, A key heads, G query heads of a key head, Q queries, S keys, D head width.
 """

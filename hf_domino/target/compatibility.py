@@ -80,7 +80,10 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
 
 
 def _fit_vocabulary(config: DominoConfig, size: int) -> None:
-    """Set a drafter's vocabulary size to the target's, padding included; an error if its weights depend on the size."""
+    """Set a drafter's `vocab_size` to the target's, which may include padding and added tokens.
+
+    Raise an error if a weight of the drafter depends on the size.
+    """
     if config.vocab_size == size:
         return
     sized = copy.copy(config)
@@ -140,7 +143,7 @@ def check_target_kind(target: PreTrainedModel) -> None:
         raise invalid_argument(
             f"{name}.config.is_encoder_decoder", False, True, "A drafter reads a decoder-only causal language model."
         )
-    # While PEFT generates with its base model, it replaces this method of the base model by its own.
+    # While PEFT generates with its base model, it replaces this method of the base model with its own.
     owner = getattr(getattr(target, "prepare_inputs_for_generation", None), "__self__", None)
     adapter = getattr(owner, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:

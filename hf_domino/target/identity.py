@@ -134,7 +134,7 @@ def config_digest(config: PreTrainedConfig) -> str:
 @torch.no_grad()
 def weights_digest(target: PreTrainedModel) -> str:
     """Return a digest of the signs of some values of some matrices, or one of `UNREADABLE`."""
-    is_text = target.config.get_text_config(decoder=True) is target.config  # else a tower beside it is left out
+    is_text = target.config.get_text_config(decoder=True) is target.config  # else other towers are left out
     parts = torch.nn.ModuleList([target] if is_text else [target.get_decoder(), target.get_output_embeddings()])
     matrices = [weight.data for weight in parts.parameters() if weight.dim() > 1 or not weight.numel()]
     narrow = any(not matrix.is_floating_point() or matrix.element_size() < 2 for matrix in matrices)

@@ -1,6 +1,6 @@
-"""Checks of a call of `generate`, made before any forward: one error with field, expected, value and remedy.
+"""Validate a `generate` call before any forward; errors name the field, the allowed values, the value and a remedy.
 
-Two moments: `generate` picks its mode, a loop gets its inputs.
+There are two stages: when `generate` picks its mode, and when the decoding loop gets its inputs.
 """
 
 from __future__ import annotations
@@ -30,16 +30,17 @@ from hf_domino.integration.step_checks import (
 )
 from hf_domino.target.compatibility import check_drafter, check_rows, check_target
 
-# Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
-# tensors, which in a cache of fixed shape is not the text's.
+# The attention of these targets derives its window, or its slice of a table of limited size, from the length of the
+# cache's tensors. In a cache of fixed shape, that is not the length of the text.
 READS_CACHE_LENGTH = ("gpt_neo", "mpt")
 
-# What `generate` hands to a loop, and what is selected with the rows of a batch or read only once.
+# Arguments that `generate` passes to a loop and that are safe in a batch: they are selected together with the sequences
+# that remain, or they are read only once.
 SELECTED_BY_ROW = (
     *PER_POSITION,
     *(CACHE, "inputs_embeds", "logits_processor", "stopping_criteria", "streamer", "generation_config"),
     *("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus", "use_cache"),
-    # Of images, videos and audio, which are read with the prompt alone.
+    # Inputs for images, videos and audio, which are only read together with the prompt.
     *("second_per_grid_ts", "video_second_per_grid", "feature_attention_mask", "audio_feature_lengths"),
     *("image_grid_thw", "video_grid_thw", "input_values", "padding_mask", "input_features", "pixel_values"),
 )
@@ -61,7 +62,7 @@ _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many
 _COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 _CACHES = "None, 'dynamic' or 'static'"
-# Field of the `GenerationConfig`, its values beside a drafter, the same in words, the way out.
+# Field of the `GenerationConfig`, whether a drafter allows a value, the allowed values in words, the remedy.
 GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
     ("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
@@ -90,7 +91,7 @@ GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
 def check_generation(
     target: PreTrainedModel, drafter: PreTrainedModel, generation_config: GenerationConfig, generation_mode: str
 ) -> None:
-    """Refuse a configuration or a mode of `generate` that assisted decoding does not have."""
+    """Raise an error if assisted decoding does not support the configuration or the mode of a `generate` call."""
     check_drafter(drafter)
     check_target(drafter.config, target)
     for field, allows, expected, remedy in GENERATION_RULES:
@@ -109,7 +110,7 @@ def check_generation(
 def check_prepared(
     target: PreTrainedModel, drafter: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse a call that assisted decoding cannot start from, or could not keep to the target's own text."""
+    """Raise an error if assisted decoding cannot start from a call's inputs, or could change the target's output."""
     config = kwargs["generation_config"]
     batch_size = len(input_ids)
     num_proposals = drafter.config.num_draft_tokens
@@ -125,7 +126,7 @@ def check_prepared(
 
 
 def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse prompts and caches that assisted decoding cannot start from."""
+    """Raise an error for prompts and caches that assisted decoding cannot start from."""
     if not (num_new := num_given(input_ids, model_kwargs)):
         raise invalid_argument("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
     if model_kwargs.get("use_cache") is False:
@@ -152,16 +153,16 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
 
 
 def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:
-    """Tell whether a target keeps its keys and values in the cache that `generate` prepares for every target."""
+    """Return whether a target keeps its keys and values in the cache that `generate` prepares for every target."""
     parameters = inspect.signature(type(target).forward).parameters
     are_recurrent = getattr(cache, "is_linear", [])
-    # From Transformers 5.24 on, a cache of recurrent states alone (Mamba) goes by the same name.
+    # Since Transformers 5.24, a cache that holds only recurrent states (Mamba) is passed under the same name.
     is_taken = CACHE in parameters or "input_ids" not in parameters
     return is_taken and not (are_recurrent and all(are_recurrent))
 
 
 def _check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:
-    """Refuse hidden states and attentions where they cannot be returned token by token."""
+    """Raise an error if a call asks for hidden states or attentions that cannot be returned token by token."""
     if not generation_config.return_dict_in_generate:
         return
     for field in ("output_hidden_states", "output_attentions"):
@@ -175,7 +176,7 @@ def _check_step_outputs(target: PreTrainedModel, batch_size: int, generation_con
 
 
 def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
-    """Refuse processors, caches and masks that do not allow rows to advance by different lengths."""
+    """Raise an error for inputs that do not allow the sequences of a batch to advance by different lengths."""
     alone = "Generate the prompts one at a time."
     if processors := stateful_processors(kwargs["logits_processor"]):
         expected = "ones of transformers that keep no state, for a batch"
@@ -218,7 +219,7 @@ def check_static(
     config: GenerationConfig,
     mask: torch.Tensor | None = None,
 ) -> None:
-    """Refuse drafters, targets, inputs and outputs that rounds of fixed shape do not have."""
+    """Raise an error if rounds of fixed shape do not support the drafter, the target, the inputs or the outputs."""
     drafter.config.check_supports("cache_implementation='static'")
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."

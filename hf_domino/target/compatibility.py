@@ -1,7 +1,7 @@
-"""Checks of models, made before any forward: one error with field, expected, value and remedy.
+"""Check drafters and targets before any forward; errors name the field, the expected value, the value and a remedy.
 
-Two moments: drafter and target meet, a batch begins. `call_checks` has those of a call of `generate`, and
-`formats.loading` those of a checkpoint that is loaded.
+The checks run when a drafter and a target meet, and when a batch begins. The checks of a `generate` call are in
+`integration.call_checks`, those of a checkpoint in `formats.loading`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import WHY_READABLE, readable_layers
 from hf_domino.configuration.domino_config import DominoConfig
 
-# Targets whose forward over several positions behind a cache gives other logits than one position at a time (measured),
-# or none, with the reason.
+# Targets whose forward over several positions after a cache gives other logits than one position at a time (measured),
+# or no logits at all, each with the reason.
 _IGNORES_STATE = "ignores its recurrent state there"
 _CLAMPS_TIME_STEP = "clamps the time step there and not in single steps"
 DEPENDS_ON_WIDTH = {
@@ -35,13 +35,13 @@ DEPENDS_ON_WIDTH = {
 ONE_WIDTH = "one whose forward over several new positions equals single steps"
 # Fields that count the parallel streams of hidden states (AltUp, hyper-connections).
 STREAM_FIELDS = ("altup_num_inputs", "hc_mult", "hc_count")
-# Causal, although their configuration says is_decoder=False by default.
+# These are causal, although their configuration says is_decoder=False by default.
 CAUSAL_ANYHOW = ("gpt_neox", "gpt_neox_japanese")
-# Bidirectional over the tokens of one forward, and causal behind a cache, where they are given masks.
-CAUSAL_BEHIND_CACHE = ("gemma", "gemma2")  # of PaliGemma
+# These are bidirectional over the tokens of one forward, but causal after a cache if their attention gets a mask.
+CAUSAL_BEHIND_CACHE = ("gemma", "gemma2")  # in PaliGemma
 _LOOK_AHEAD = "see later ones, so the text depends on how many are computed at once"
-# Targets without position_ids whose positions are nevertheless relative (ALiBi), and one with them that counts its
-# padding as text.
+# Targets without position_ids that allow batches because their positions are relative (ALiBi), and a target that has
+# position_ids but counts its padding as text.
 RELATIVE_POSITIONS = ("bloom", "mpt")
 COUNTS_PADDING = ("git",)
 OWN_DRAFTER = "Load the drafter made for this target, or build one with DominoConfig.for_target(target.config)."
@@ -51,7 +51,7 @@ OWN_DRAFTER = "Load the drafter made for this target, or build one with DominoCo
 
 
 def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
-    """Refuse a target that the drafter of `config` was not made for, or that no drafter can serve."""
+    """Raise an error for a target that the drafter of `config` was not made for, or that no drafter can serve."""
     check_target_kind(target)
     text = target.config.get_text_config(decoder=True)
     pairs = (("hidden_size", "hidden_size"), ("num_target_layers", "num_hidden_layers"))
@@ -80,7 +80,10 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
 
 
 def _fit_vocabulary(config: DominoConfig, size: int) -> None:
-    """Let a drafter count the target's tokens, padding and added ones too, unless a weight of it has that size."""
+    """Set a drafter's `vocab_size` to the target's, which may include padding and added tokens.
+
+    Raise an error if a weight of the drafter depends on the size.
+    """
     if config.vocab_size == size:
         return
     sized = copy.copy(config)
@@ -101,7 +104,7 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
 
 
 def unwrapped(model: Any) -> Any:
-    """The model inside the wrappers of torch.compile, DataParallel or PEFT."""
+    """Return the model inside the wrappers of torch.compile, DataParallel or PEFT."""
     for inner in ("_orig_mod", "module", "_orig_mod"):
         model = getattr(model, inner, model)
     if hasattr(model, "peft_config") and hasattr(model, "get_base_model"):
@@ -110,9 +113,10 @@ def unwrapped(model: Any) -> Any:
 
 
 def drafter_of(model: Any) -> Any:
-    """The model itself, out of wrappers of torch.compile, DataParallel or PEFT, if it is a drafter; else None."""
+    """Return the model inside wrappers of torch.compile, DataParallel or PEFT if it is a drafter; else None."""
     model = unwrapped(model)
-    # By its class: a stand-in for a model, such as a wrapper of another loop, may show a drafter's configuration.
+    # The class decides, because a stand-in for a model, such as the wrapper of another loop, may have a drafter's
+    # configuration.
     config_class = getattr(type(model), "config_class", None)
     if isinstance(config_class, type) and issubclass(config_class, DominoConfig):
         return model
@@ -120,7 +124,7 @@ def drafter_of(model: Any) -> Any:
 
 
 def fitting_drafter(given: Any, target: PreTrainedModel, field: str) -> Any:
-    """The drafter that was given as this field, out of wrappers, once it fits the target."""
+    """Return the drafter inside its wrappers, after a check that it fits the target; errors call it `field`."""
     drafter = drafter_of(given)
     if drafter is None:
         remedy = "Load it with DominoDraftModel.from_pretrained."
@@ -131,7 +135,7 @@ def fitting_drafter(given: Any, target: PreTrainedModel, field: str) -> Any:
 
 
 def check_target_kind(target: PreTrainedModel) -> None:
-    """Refuse a target that no drafter can serve."""
+    """Raise an error for a target that no drafter can serve."""
     name = type(target).__name__
     if drafter_of(target) is not None:
         raise invalid_argument("the target", "a causal language model", f"a drafter ({name})", "Were the two swapped?")
@@ -139,7 +143,7 @@ def check_target_kind(target: PreTrainedModel) -> None:
         raise invalid_argument(
             f"{name}.config.is_encoder_decoder", False, True, "A drafter reads a decoder-only causal language model."
         )
-    # PEFT generates with its base model, and lends it this method.
+    # While PEFT generates with its base model, it replaces this method of the base model with its own.
     owner = getattr(getattr(target, "prepare_inputs_for_generation", None), "__self__", None)
     adapter = getattr(owner, "active_peft_config", None)
     if adapter is not None and adapter.is_prompt_learning:
@@ -165,7 +169,7 @@ def check_target_kind(target: PreTrainedModel) -> None:
 
 
 def check_causal(target: PreTrainedModel) -> None:
-    """Refuse a target whose positions see those behind them in a text that it is given at once."""
+    """Raise an error for a target whose positions see later positions of the same forward."""
     text = target.config.get_text_config(decoder=True)
     if (value := getattr(text, "use_bidirectional_attention", None)) in (True, "all"):
         remedy = f"Positions {_LOOK_AHEAD}; drop the drafter, or train it for another target."
@@ -193,7 +197,7 @@ def _check_hidden_states(target: PreTrainedModel, text: PreTrainedConfig) -> Non
 
 
 def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str, Any]) -> None:
-    """Refuse a batch for targets that count columns instead of positions: rows move against each other."""
+    """Raise an error for a batch if the target counts columns, not positions: sequences shift against each other."""
     text = target.config.get_text_config(decoder=True)
     alone = "Generate the prompts one at a time."
     if text.model_type in RELATIVE_POSITIONS:
@@ -213,7 +217,7 @@ def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str,
 
 
 def check_drafter(drafter: PreTrainedModel) -> None:
-    """Refuse a drafter whose weights are not in memory, or whose correction head is wrapped."""
+    """Raise an error for a drafter whose weights are not in memory, or whose correction head is wrapped."""
     empty = [name for name, parameter in drafter.named_parameters() if parameter.is_meta]
     if empty:
         remedy = "Load it with DominoDraftModel.from_pretrained(...) outside of a torch.device('meta') context."

@@ -91,7 +91,7 @@ def _shown(name: str | None) -> str | None:
 
 
 def _engines(config: DominoConfig) -> list[str]:
-    """Write a line for each engine on whether it accepts an export of the drafter; empty if the method has no export."""
+    """Write a line for each engine: does it accept an export of the drafter? Empty if the method has no export."""
     if "export" in config.lacks:
         return []
     try:

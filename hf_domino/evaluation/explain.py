@@ -70,7 +70,7 @@ class Round:
 
     @cached_property
     def path(self) -> list[int]:
-        """Positions that the round keeps, starting with the anchor: each is the target's choice after the one before."""
+        """Positions that the round keeps, from the anchor on: each is the target's choice after the one before."""
         count, path = Tree(self.proposals[None], self.parents[None]).accepted(self.choices[None])
         assert path is not None  # because there are parents
         return path[0, : int(count) + 1].tolist()

@@ -75,7 +75,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
 
 
 def _take(own: Any, other: Any, name: str) -> None:
-    """Copy the weight of a target's linear layer or norm; raise a `ValueError` if `own` then computes something else."""
+    """Copy the weight of a target's linear layer or norm; raise a `ValueError` if the two do not compute the same."""
     weight: Any = getattr(other, "weight", torch.empty(0))
     is_same = weight.shape == own.weight.shape and weight.is_floating_point() and weight.element_size() > 1
     if is_same and not weight.is_meta:

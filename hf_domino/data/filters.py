@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 NGRAM = 4  # tokens; repeated n-grams show a loop
-TAIL = 64  # tokens at the end of a text, where a loop is
+TAIL = 64  # tokens; a text that has begun to loop still does so at its end
 RUN = 13  # words in a row that no two texts share by chance
 
 

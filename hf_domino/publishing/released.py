@@ -29,8 +29,8 @@ class ReleasedDrafter:
             choice.
         licence (`str`, *optional*): Its licence.
         mark (`str`): `"run by us"`, `"layout tested"` (with small random weights), or `"not tried"`.
-        source (`str`): Page that names it.
-        seen (`str`): Month in which that page was read, `YYYY-MM`.
+        source (`str`): Where the drafter is listed.
+        seen (`str`): Month in which it was seen there, `YYYY-MM`.
     """
 
     target: str

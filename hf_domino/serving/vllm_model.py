@@ -37,7 +37,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         if drafter_config is not None and drafter_config.conv_kernel_size is not None:
             from vllm.model_executor.models.qwen3_dflash2 import DFlash2Qwen3DecoderLayer
 
-            # For these layers, row i of the batch is position i % (1 + P) of its block, so no convolution crosses blocks.
+            # For these layers, row i of the batch is position i % (1 + P) of its block, so convolutions stay inside it.
             layers = {"decoder_layer_cls": DFlash2Qwen3DecoderLayer}
             self.model_cls = type("ConvolvedModel", (DFlashQwen3ForCausalLM.model_cls,), layers)
         super().__init__(vllm_config=vllm_config, prefix=prefix)

@@ -15,7 +15,7 @@ from hf_domino.configuration.registry import config_classes
 from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
-# Fields that you can change in a trained drafter, because no weight that it has depends on them.
+# Fields that can change when a drafter is trained further, because its existing weights do not depend on them.
 BLOCK_SIZE = "block_size"
 TAPS = "conv_kernel_size"
 FUSION = "layer_fusion"  # stays as it is, because it changes what a trained drafter drafts

@@ -38,7 +38,7 @@ START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in P
 
 @contextmanager
 def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
-    """Raise a `ValueError` if another run is using `output_dir`: each would delete the other's checkpoints."""
+    """Lock `output_dir`; raise a `ValueError` if another run uses it, because each would delete the other's files."""
     lock = FileLock(f"{os.path.realpath(str(args.output_dir))}.lock")  # the same lock for every spelling of the path
     if args.process_index == 0:
         try:

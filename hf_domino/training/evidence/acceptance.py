@@ -55,7 +55,7 @@ def simulate_acceptance(
 
 
 def walk_acceptance(*args: Any, **kwargs: Any) -> Rounds:
-    """Call [`simulate_acceptance`], of which this is the old name; the next minor version drops it."""
+    """Do the same as [`simulate_acceptance`]; this old name is deprecated, and the next minor version drops it."""
     warnings.warn("walk_acceptance is now simulate_acceptance.", FutureWarning, stacklevel=2)
     return simulate_acceptance(*args, **kwargs)
 
@@ -98,10 +98,11 @@ def accept_lengths(
         target (`TargetModel`): The target.
         batch (`dict[str, torch.Tensor]`): One sequence: `input_ids` `[1, S]` and, to save the target's forward,
             `hidden_states` `[1, S, C, H]`.
-        first_anchor (`int`): First anchor. The last one is the last whose proposals lie inside the sequence.
+        first_anchor (`int`): Position of the first anchor. The last anchor is the last position whose proposals still
+            lie inside the sequence.
         sees_context (`bool`, *optional*, defaults to `True`): Whether the drafter sees the context features.
-        observe (`Callable`, *optional*): Called for one piece of the anchors after the other, with the positions `[M]`
-            of the proposals in the sequence and the corrected logits `[M, D]` there.
+        observe (`Callable`, *optional*): Function that is called for one piece of the anchors after the other, with the
+            positions `[M]` of the proposals in the sequence and the corrected logits `[M, D]` there.
 
     Returns:
         `torch.Tensor`: `[2, N]` int64, by base and by corrected logits; N = max(0, S - num_draft_tokens -

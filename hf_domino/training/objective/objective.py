@@ -7,8 +7,8 @@ Blocks are scored in chunks, and the gradients of a chunk are computed while its
 does not compute the logits again; it only scales these gradients (as Liger's fused losses do, arXiv 2410.10989).
 lm_head is called and differentiated as a module, so it can be quantised or offloaded.
 
-Shapes: B batch, S sequence length, N blocks per sequence (of the whole chunk from `ScoredBlocks` on), K block size, M
-scored positions of a chunk.
+Shapes: B batch, S sequence length, N blocks per sequence (in `ScoredBlocks`, blocks of all sequences), K block size, M
+scored positions of N blocks.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ from hf_domino.formats.exporting import refusals, stored_config
 TEMPLATE = Path(__file__).with_name("drafter.md.jinja")
 PAPERS = Path(__file__).with_name("papers")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# The Hub knows no library of this name, so it shows no snippet for it. Cards set no `pipeline_tag`, because with
-# text-generation the Hub would offer a drafter to pipelines and servers as a model of its own.
+# The Hub does not know this library, so it shows no snippet. Cards do not set `pipeline_tag`, because with
+# text-generation the Hub would offer the drafter to pipelines and servers as a model that generates by itself.
 LIBRARY = "hf_domino"
 
 

@@ -1,4 +1,4 @@
-"""Read prompts for the target: chats whose assistant turns it writes, and plain text that it continues."""
+"""Read prompts for the target: chats, whose assistant turns it will write, and plain text, which it will continue."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class Source:
     """Records to read, with a name for messages and a digest of all records."""
 
     name: str
-    fingerprint: Callable[[], str | None]  # None if only this process knows the records
+    fingerprint: Callable[[], str | None]  # None if the records exist only in this process
     records: Callable[[], Iterator[PlacedRecord]]
 
 

@@ -61,9 +61,9 @@ def write_data(
         settings (`WritingSettings`, *optional*): How text is written; defaults to `WritingSettings()`.
         prompts (`Sequence[Path]`, *optional*): Files of records with `messages`, `conversations`, `prompt` or `text`.
             Without any, a chat model writes its own prompts.
-        exclude (`Sequence[Path]`, *optional*): Files of prompts for measurements, which are kept out of the text.
-        identity (`TargetIdentity`, *optional*): The identity of the target, which is recorded.
-        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
+        exclude (`Sequence[Path]`, *optional*): Files whose prompts must not occur in the text, such as benchmarks.
+        identity (`TargetIdentity`, *optional*): The identity of the target, which the settings record.
+        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): Index of this process and number of processes.
         progress (`bool`, *optional*, defaults to `True`): Whether to show progress bars.
 
     Returns:

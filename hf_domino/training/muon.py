@@ -24,9 +24,9 @@ BY_TOKEN = ("embed", "markov_w", "codebook")
 MOMENTUM = 0.95  # Muon's, the same as torch's default
 RMS_OF_ADAMW = 0.2  # RMS of AdamW's updates, to which torch's "match_rms_adamw" scales, too
 SMALLEST_NORM = 1e-7  # least norm by which a matrix is divided
-# Polynomials a x + b x^3 + c x^5 of the iteration, each the best one after the others for singular values from 1e-3 to
-# 1 ("Polar Express", arXiv 2505.16932). On the bundled pair, a training step learns more with these five than with five
-# iterations of torch's own polynomial, and less with only four of them.
+# Polynomials a x + b x^3 + c x^5 of the iteration. Each is optimal after those before it, for singular values from 1e-3
+# to 1 ("Polar Express", arXiv 2505.16932). On the bundled pair, a training step learns more with these five than with
+# five iterations of torch's own polynomial, and less with only four of them.
 POLYNOMIALS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),

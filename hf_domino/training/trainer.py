@@ -47,7 +47,7 @@ from hf_domino.training.objective.objective import Objective
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, kept_of, last_checkpoint
 
-LENGTHS = 8  # most different padded lengths on a GPU, where each of them needs its own memory and kernels
+LENGTHS = 8  # maximum number of padded lengths on a GPU, where each of them needs its own memory and kernels
 
 
 class DominoTrainer(Trainer):
@@ -158,7 +158,7 @@ class DominoTrainer(Trainer):
         show_less(self.callback_handler.callbacks)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does.
+        """Train the drafter; the arguments are those of [`~transformers.Trainer.train`].
 
         Raises:
             ValueError: If the checkpoint belongs to another target, shape or optimizer.

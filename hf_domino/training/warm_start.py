@@ -40,7 +40,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
         input_ids (`Sequence[int]`): Tokens of the text, T of them.
 
     Raises:
-        ValueError: If the target's layers differ from the drafter's in more than these norms.
+        ValueError: If the target has too few layers, or they differ from the drafter's in more than these norms.
     """
     drafter.config.check_supports("start_from_target")
     decoder: Any = target.get_decoder()

@@ -1,4 +1,4 @@
-"""Render the published tables from measured results, so that no figure is typed by hand."""
+"""Render the published tables from measured results, so that no number is typed by hand."""
 
 from __future__ import annotations
 

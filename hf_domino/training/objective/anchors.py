@@ -83,7 +83,7 @@ def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple
 
 
 def collate_and_draw(collate: Callable[[Any], Batch], args: Any, epoch: torch.Tensor, rows: Any) -> Batch:
-    """Collate training examples, and draw their `anchors` `[B, N]` on the CPU, so that no device is waited for."""
+    """Collate training examples, and draw their `anchors` `[B, N]` on the CPU, so that nothing waits for the device."""
     batch = collate(rows)
     anchors = sample_anchors(batch, args.num_anchors, args.seed, TRAINING_STREAM, int(epoch))
     if args.is_static:  # the same shape whatever the text is, so that devices can replay recorded work

@@ -74,25 +74,12 @@ def push(
     dry_run: bool = False,
     **card: Any,
 ) -> PushResult:
-    """Publish a drafter's folder as OWNER/NAME on the Hub in one commit.
+    """Publish a drafter's folder as OWNER/NAME on the Hub in one commit; the repository is created if there is none.
 
-    The card is written anew from the folder and merged with the card on the Hub.
-
-    Args:
-        folder (`str` or `Path`): Folder of the drafter or of its adapter.
-        repo_id (`str`): OWNER/NAME on the Hub. The repository is created if it does not exist.
-        private (`bool`, *optional*, defaults to `False`): Make a new repository private.
-        token (`str` or `bool`, *optional*): Token for the Hub. Defaults to the one with which you are logged in.
-        dry_run (`bool`, *optional*, defaults to `False`): Check and list the files without calling the Hub.
-        card: `target` and `metadata` for the card, as in [`~publishing.folder_card.card_for`].
-
-    Returns:
-        [`PushResult`]: The files that were pushed or left out, and the commit.
-
-    Raises:
-        ValueError: If `repo_id` is no OWNER/NAME, the folder has no drafter that loads, an adapter's drafter is not on
-            the Hub, or `private` is set and the repository is public already.
-        OSError: If the Hub or the connection fails.
+    The card is written anew from the folder, with the target and metadata of `card` as in [`card_for`], and merged with
+    the card on the Hub. `private` makes a new repository private. `token` defaults to the one with which you are logged
+    in. `dry_run` checks and lists the files without calling the Hub. If the Hub or the connection fails, an `OSError`
+    is raised; if the folder or an argument is wrong, a `ValueError`.
     """
     folder = Path(folder)
     if "/" not in repo_id:

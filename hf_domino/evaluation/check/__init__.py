@@ -50,9 +50,8 @@ def check_fit(
 ) -> CheckResult:
     """Measure whether a drafter fits its target, and find the likely causes if it does not.
 
-    The check generates text with the drafter and measures it as configured and in variants, such as with other layers,
-    until the verdict is certain within the sampling error. Then it times a few prompts, unless the drafter does not
-    fit.
+    The check generates text with the drafter, and measures it as configured and in variants, such as with other layers,
+    until the verdict is outside the sampling error. If the drafter can fit, it then times a few prompts.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper around it. It is not changed.

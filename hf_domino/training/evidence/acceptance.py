@@ -96,17 +96,15 @@ def accept_lengths(
     Args:
         drafter (`DominoDraftModel`): The drafter.
         target (`TargetModel`): The target.
-        batch (`dict[str, torch.Tensor]`): One sequence: `input_ids` `[1, S]` and, to save the target's forward,
-            `hidden_states` `[1, S, C, H]`.
-        first_anchor (`int`): Position of the first anchor. The last anchor is the last position whose proposals still
-            lie inside the sequence.
+        batch (`dict[str, torch.Tensor]`): One sequence: `input_ids` `[1, S]`, and `hidden_states` `[1, S, C, H]` if the
+            target need not run.
+        first_anchor (`int`): First anchor; the last one is the last whose proposals lie inside the sequence.
         sees_context (`bool`, *optional*, defaults to `True`): Whether the drafter sees the context features.
-        observe (`Callable`, *optional*): Function that is called for one piece of the anchors after the other, with the
-            positions `[M]` of the proposals in the sequence and the corrected logits `[M, D]` there.
+        observe (`Callable`, *optional*): Called for each piece of the anchors in turn, with the positions `[M]` of its
+            proposals in the sequence and the corrected logits `[M, D]` there.
 
     Returns:
-        `torch.Tensor`: `[2, N]` int64, by base and by corrected logits; N = max(0, S - num_draft_tokens -
-        first_anchor).
+        `torch.Tensor`: `[2, N]` int64, by base and corrected logits; N = max(0, S - num_draft_tokens - first_anchor).
     """
     input_ids = batch["input_ids"]
     config = drafter.config

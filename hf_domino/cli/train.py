@@ -140,7 +140,7 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
 
 
 def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
-    """Turn the fields of a YAML file, or of the published recipe, into flags, which argparse converts like others."""
+    """Turn the fields of a YAML file, or of the published recipe, into flags, so that argparse converts both alike."""
     import yaml
 
     path = PAPER if config == PAPER.stem else Path(config)

@@ -82,7 +82,7 @@ def with_system(messages: list[Message], system: str | None) -> list[Message]:
 
 
 def with_own_system(messages: list[Message], system: str | None) -> list[Message]:
-    """Put the system turn of a record's own field in front of its chat, which must not have a different one."""
+    """Put the system turn from a record's own field in front of its chat, which must not have a different one."""
     own = messages[0]["content"] if messages[0]["role"] == "system" else system
     if system is not None and own != system:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Keep text out of the training data that loops, or that contains prompts of an evaluation.
+"""Keep texts that loop, or that contain prompts of an evaluation, out of the training data.
 
 Two texts do not share 13 words in a row by chance (GPT-3, arXiv 2005.14165, appendix C).
 """

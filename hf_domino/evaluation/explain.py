@@ -1,8 +1,8 @@
 """Explain one round: the proposals of the drafter with their probabilities, and the choices of the target.
 
-The same code as in the decoding loop makes the round: a tree if the drafter's configuration asks for one and the target
-supports it, and otherwise a chain. Proposals are chosen from the distributions of a call to `generate`, which include
-the processors of the target's generation configuration.
+The round is made with the code of the decoding loop: it is a tree if the drafter's configuration asks for one and the
+target supports it, and otherwise a chain. Proposals are chosen from the distributions of a call to `generate`, which
+include the processors of the target's generation configuration.
 
 Shapes: T tokens so far, C depths, N proposals, H hidden size, V vocabulary, D drafted tokens.
 """

@@ -78,8 +78,8 @@ def push(
 
     The card is written anew from the folder, with the target and metadata of `card` as in [`card_for`], and merged with
     the card on the Hub. `private` makes a new repository private. `token` defaults to the one with which you are logged
-    in. `dry_run` checks and lists the files without calling the Hub. If the Hub or the connection fails, an `OSError`
-    is raised; if the folder or an argument is wrong, a `ValueError`.
+    in. `dry_run` checks and lists the files without calling the Hub. A failure of the Hub or the connection raises an
+    `OSError`, and a wrong folder or argument raises a `ValueError`.
     """
     folder = Path(folder)
     if "/" not in repo_id:

@@ -37,7 +37,7 @@ def find_divergences(target: Any, inputs: Any, tokens: torch.Tensor, seed: int, 
         at = next((place for place, (expected, token) in enumerate(pairs) if token != expected), None)
         if at is None:
             continue
-        margin = math.inf  # stays if a text ended in the wrong place; also the result if a token was forbidden
+        margin = math.inf  # stays so if a text ended in the wrong place; a forbidden token gives it, too
         tie = 0.0
         if None not in pairs[at]:
             expected, token = (alone.scores[at][sequence] + noises[at][sequence])[list(pairs[at])].tolist()

@@ -71,7 +71,7 @@ class CheckResult:
         modes (`list[Measurement]`): Real rounds in each mode of prompts: text, chat, chat with or without thinking.
         variants (`list[Measurement]`): Rounds at every position of the same texts, as configured first.
         causes (`list[Cause]`): Likely causes, the likeliest first; empty if the drafter fits.
-        doubts (`list[str]`): Measurements that speak against the drafter, but can be chance.
+        doubts (`list[str]`): Measurements that speak against the drafter, but could be due to chance.
         speed_ups (`list[float]`): Speed-up over plain generation for each prompt that was timed; empty if the drafter
             does not fit.
         contexts (`list[Measurement]`): Real rounds grouped by the number of tokens before them; empty for one group.
@@ -223,7 +223,7 @@ def _better_variants(before: Measurement, variants: Sequence[Measurement]) -> li
 
 
 def _from_low_acceptance(variants: Sequence[Measurement], is_its_target: bool) -> Iterator[Cause]:
-    """Yield causes that no variant can show, judged by whether the context helps and the target is the recorded one."""
+    """Yield the causes that remain, judged by whether the context helps and whether the target is the recorded one."""
     named = {variant.name: variant for variant in variants if variant.num_rounds >= MIN_ROUNDS}
     if not {AS_CONFIGURED, WITHOUT_CONTEXT} <= set(named):
         yield Cause(UNTRAINED, "acceptance is low, and the texts are shorter than a block: no variant was measured.")

@@ -62,9 +62,8 @@ class WidthProbe:
 def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
     """Run a few positions at once and one at a time after a cached random prefix, and compare the logits.
 
-    If the difference is larger than rounding explains, the result depends on the target: in fp32 and fp64 it is an
-    error. In other dtypes, and for targets that are quantised or have experts (rounding can choose other experts), it
-    is only a warning.
+    If rounding does not explain the difference, it is an error in fp32 and fp64. It is only a warning in other dtypes,
+    and for targets that are quantised or have experts, because rounding can choose other experts.
 
     Args:
         target (`PreTrainedModel`): The target as you will use it, because its dtype, attention and quantisation matter.

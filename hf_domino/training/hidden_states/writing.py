@@ -56,8 +56,8 @@ class StateWriter:
         folder (`str` or `Path`): Folder for the states; it does not have to exist. States that it already holds are
             kept if they belong to this target and these layers.
         dtype (`str`, *optional*, defaults to `"bfloat16"`): dtype in which to store the states: `"bfloat16"`,
-            `"float16"`, `"float32"`, or `"auto"` for the target's own. With the target's own dtype, training is
-            bit-for-bit identical to training without stored states if the target's batches are identical.
+            `"float16"`, `"float32"`, or `"auto"` for the target's own dtype. With `"auto"`, training gives bit for bit
+            the same result as without stored states, provided that the target runs over the same batches.
         final (`bool`, *optional*, defaults to `False`): Keep the state that lm_head reads, too, for distillation.
         autocast (`Callable`, *optional*): Returns the autocast context of the forwards, the same as in training.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): Index of this process and number of processes.

@@ -22,12 +22,12 @@ from hf_domino._common.errors import invalid_argument
 CARD = "README.md"
 SECTION = re.compile(r"<!-- hf_domino:begin ([\w-]+) -->\n?(.*?)<!-- hf_domino:end \1 -->", re.DOTALL)
 MARKER = re.compile(r"<!-- hf_domino:\w+ [\w-]+ -->")
-MEASURED_BY = "hf-domino bench"  # the data set that our results name; results with another data set stay
+MEASURED_BY = "hf-domino bench"  # our results give this as their data set; results with another data set stay
 OURS = ("library_name",)  # with another library, the Hub would show a snippet that loads a drafter as a model
 
 
 def read_text(path: Path) -> str:
-    """Read a card or another text, which is empty if there is no file."""
+    """Read a card or another text; it is empty if there is no file."""
     if not path.is_file():
         return ""
     return path.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
@@ -72,9 +72,10 @@ def read_card(text: str) -> ModelCard:
 
 
 def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
-    """Merge a new card into the existing one: the user's text and metadata stay, our sections are replaced.
+    """Merge a new card into an existing one: the user's text and metadata stay, and our sections are replaced.
 
-    New sections are added, and lists of metadata are united. `wins` names metadata whose new value replaces the old.
+    New sections are added, and lists in the metadata are merged. `wins` names metadata fields whose new value replaces
+    the old one.
     """
     existing = existing.replace("\r\n", "\n")
     if not existing.strip():
@@ -105,7 +106,7 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
 
 def _merge_sections(text: str, sections: dict[str, str]) -> str:
     known = read_sections(text)
-    after = ""  # a new section goes behind the section before it, or to the end if it is the first
+    after = ""  # a new section goes after the section before it, or to the end if it is the first
     for name, content in sections.items():
         section = mark(name, content)
         if name in known:

@@ -1,4 +1,4 @@
-"""`hf-domino bench`: measure every way to generate."""
+"""`hf-domino bench`: measure how fast each method generates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `hf-domino bench`: those of the models, and the fields of `BenchOptions`."""
+    """Add the flags of `hf-domino bench`: the flags of the models, and the fields of `BenchOptions`."""
     groups = {title: parser.add_argument_group(title) for title in (MODELS, TEXTS, MEASURED, RESULTS)}
     add_models(groups[MODELS], measures=True)
     for title, group in groups.items():
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino bench`, and return 1 if a greedy output differs from plain `generate` in fp32."""
+    """Run `hf-domino bench`, and return 1 if an output in fp32 differs from plain `generate` without a tie."""
     options.device = options.device or default_device()
     options.drafter = tuple(options.drafter or ())
     asked = BenchOptions(**{option.name: getattr(options, option.name) for option in fields(BenchOptions)})

@@ -1,4 +1,4 @@
-"""`hf-domino data`: let a target write the text that its drafter is trained on."""
+"""`hf-domino data`: let a target write the text on which its drafter is trained."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.output, "--output")
     settings = WritingSettings(**{each.name: getattr(options, each.name) for each in fields(WritingSettings)})
     options.target = find_target(options.target)
-    shard = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun's
+    shard = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
     from transformers import AutoConfig, AutoTokenizer
 
     set_up(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     if not options.prompts:
-        check_chat_template(tokenizer)  # before the window: a base model cannot write prompts, whatever its window is
+        check_chat_template(tokenizer)  # first: a base model cannot write prompts, whatever its context window is
     config = AutoConfig.from_pretrained(options.target)
     settings = replace(settings, max_length=within_window(config, settings.max_length, settings.max_new_tokens))
     load = _from_endpoint if options.endpoint else _from_target
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
-    """Load the target into this process, with the tokens that end its texts and its identity."""
+    """Load the target into this process; return its writer, the tokens that end its texts, and its identity."""
     from hf_domino.configuration.from_target import ends_of
     from hf_domino.data.writers import CHUNK, TargetWriter
     from hf_domino.pair import choose_dtype
@@ -96,7 +96,7 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
 
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
-    """Connect to the server, with the tokens that end the target's texts and its identity."""
+    """Connect to the server; return the target's writer, the tokens that end its texts, and its identity."""
     from transformers import GenerationConfig
 
     from hf_domino.configuration.from_target import ends_of

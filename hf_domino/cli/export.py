@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     config = drafter.config
     written = drafter.export(options.output, target=target, **given)
     print(f"{written.folder}: {', '.join(written.files)} ({written.format})")
-    name_of_target = "TARGET"  # stands for a folder, because its path is not recorded
+    name_of_target = "TARGET"  # placeholder for a local folder, because its path is not recorded
     if is_hub_name(config.target_name):
         name_of_target = str(config.target_name)
     for name, reasons in written.refusals.items():

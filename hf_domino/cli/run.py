@@ -1,4 +1,4 @@
-"""`hf-domino run`: start a program in which every `generate` of the drafter's target uses the drafter."""
+"""`hf-domino run`: start a program in which every `generate` of a drafter's target uses the drafter."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> None:
     from hf_domino.pair import find_drafter
 
     drafter = find_drafter(options.drafter)
-    drafter_config(drafter)  # raises an error if it is no drafter
+    drafter_config(drafter)  # raises an error if it is not a drafter
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     program = shutil.which(next(iter(options.words), ""), path=path)
     if program is None:

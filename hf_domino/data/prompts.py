@@ -1,4 +1,4 @@
-"""Read prompts for the target: chats whose assistant turns it writes, and plain text that it continues."""
+"""Read prompts for the target: chats, whose assistant turns it will write, and plain text, which it will continue."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ TOOL = "tool"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A plain text, or a chat that ends with a user's turn or with an assistant's turn to be replaced.
+    """A plain text, or a chat that ends with a user's turn or with an assistant's turn that will be replaced.
 
-    `fields` holds those fields of its record that are arguments of the chat template, such as `tools`.
+    `fields` holds the fields of its record that are arguments of the chat template, such as `tools`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -31,19 +31,19 @@ class Prompt:
 
     @property
     def words(self) -> str:
-        """Return the user's words, or the text, by which prompts are compared."""
+        """The user's words, or the text; prompts are compared by them."""
         return self.text or "\n".join(m["content"] for m in self.messages if m["role"] == USER)
 
     @property
     def drop_reason(self) -> str | None:
-        """Return why the prompt cannot be answered: the answer of a tool would not fit a new call."""
+        """Why the prompt cannot be answered, or None: the recorded answer of a tool would not fit a new call."""
         if any(m["role"] == TOOL or m.get("tool_calls") for m in self.messages):
             return "tool calls"
         return None
 
     @property
     def turns(self) -> list[list[Message]]:
-        """Return the messages before each answer; an assistant's message that opens the chat is a greeting."""
+        """The messages before each answer; an assistant's message that opens the chat is a greeting, not an answer."""
         turns: list[list[Message]] = [[]]
         for message in self.messages:
             if message["role"] == ASSISTANT and (turns[1:] or any(m["role"] == USER for m in turns[0])):
@@ -81,7 +81,7 @@ def prompt_of(record: Fields, place: str, plain: bool = False, system: str | Non
 
 
 class PromptFilter:
-    """Keep prompts that are new and not excluded in `kept`, and count the reasons for the others in `dropped`."""
+    """Keeps prompts that are new and not excluded in `kept`, and counts the reasons for the others in `dropped`."""
 
     def __init__(self, exclusions: Exclusions):
         self.kept: list[Prompt] = []
@@ -90,7 +90,7 @@ class PromptFilter:
         self._seen: set[tuple[str, ...]] = set()
 
     def add(self, prompt: Prompt, drop_reason: str | None) -> None:
-        """Keep a prompt, or count the reason for which it is dropped, which the caller may know already."""
+        """Keep a prompt, or count why it is dropped; the caller can pass a reason."""
         words = words_of(prompt.words)
         if drop_reason is None and self._exclusions.overlap(prompt.words):
             drop_reason = "excluded"

@@ -1,4 +1,4 @@
-"""Let a chat model write prompts: it gets the opening of a user's turn and finishes the turn (arXiv 2406.08464)."""
+"""Let a chat model write prompts: given the opening of a user's turn, it writes the turn (arXiv 2406.08464)."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from hf_domino.data.units import Do, Rows
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer
 
 DEFAULT_ROWS = 1024
-LEAST_KEPT = 0.3  # if a smaller share is kept, the target gets the first words of its prompts
+LEAST_KEPT = 0.3  # if a smaller share is kept, the target is given the first words of its prompts
 MAX_ROUNDS = 4
-SPARE = 1.1  # later rounds are small, so they ask for a few prompts too many rather than need another round
+SPARE = 1.1  # later rounds are small, so they ask for a few prompts too many, which can save another round
 TOPICS = Path(__file__).with_name("topics.txt")  # first words of many different requests
-SENTINEL = "Sentinel7Question"  # words that no chat template holds
+SENTINEL = "Sentinel7Question"  # a word that no chat template contains
 WAY_OUT = "Pass prompts for it to answer (--prompts FILE)."
 
 
 def check_chat_template(tokenizer: Any) -> None:
-    """Raise an error if the tokenizer has no chat template."""
+    """Raise a `ValueError` if the tokenizer has no chat template."""
     if tokenizer.chat_template is None:
         remedy = "Use a chat model, or pass records with `prompt`, which the target continues (--prompts FILE --plain)."
         raise invalid_argument("the target's chat template", "set, to write chats", None, remedy)
@@ -58,7 +58,7 @@ def write_prompts(
 ) -> PromptFilter:
     """Let the target write prompts in rounds, and keep at most `settings.rows` of them.
 
-    The share of prompts that one round kept decides how many prompts the next round asks for.
+    Each round asks for as many prompts as the share that was kept in the round before suggests.
     """
     opening, turn_ends = find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
     sampling = Sampling(settings.max_prompt_tokens, settings.prompt_temperature, settings.prompt_top_p, turn_ends)
@@ -107,7 +107,7 @@ def write_prompts(
 
 
 def _add(written: Mapping[str, Any], filtered: PromptFilter, tokenizer: Any, settings: WritingSettings) -> None:
-    """Keep a prompt that the target wrote, or count the reason for which it is dropped."""
+    """Keep a prompt that the target wrote, or count why it is dropped."""
     ids = written["ids"]
     if written["ended"]:
         ids = ids[:-1]

@@ -50,7 +50,7 @@ def write_data(
 ) -> dict[str, Any]:
     """Let a target write training text: answers to given prompts, or to prompts that it writes itself.
 
-    A call resumes where earlier calls stopped, with any number of processes, and ends with the same rows.
+    A call resumes where earlier calls stopped. The number of processes can change, and the result is always the same.
 
     Args:
         writer (`Writer`): The target, as a [`TargetWriter`] or an [`EndpointWriter`].
@@ -61,17 +61,17 @@ def write_data(
         settings (`WritingSettings`, *optional*): How text is written; defaults to `WritingSettings()`.
         prompts (`Sequence[Path]`, *optional*): Files of records with `messages`, `conversations`, `prompt` or `text`.
             Without any, a chat model writes its own prompts.
-        exclude (`Sequence[Path]`, *optional*): Files of prompts for measurements, which are kept out of the text.
-        identity (`TargetIdentity`, *optional*): The identity of the target, which is recorded.
-        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
+        exclude (`Sequence[Path]`, *optional*): Files whose prompts must not occur in the text, such as benchmarks.
+        identity (`TargetIdentity`, *optional*): The identity of the target, which the settings record.
+        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): Index of this process and number of processes.
         progress (`bool`, *optional*, defaults to `True`): Whether to show progress bars.
 
     Returns:
         `dict`: The report that `report.json` holds.
 
     Raises:
-        ValueError: If the folder was begun with another target or other settings, a file is not as described, or the
-            target cannot write prompts and there are none.
+        ValueError: If the folder was begun with another target or other settings, a file is malformed, or there are no
+            prompts and the target cannot write them.
     """
     settings = settings or WritingSettings()
     output = Path(output)
@@ -99,7 +99,7 @@ def write_data(
 
 
 def _filter(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> PromptFilter:
-    """Choose the given prompts that the target answers."""
+    """Choose which of the given prompts the target will answer."""
     filtered = PromptFilter(exclusions)
     for place, record in given.records():
         prompt = prompt_of(record, place, settings.plain, settings.system)
@@ -189,7 +189,7 @@ def _check_kept(report: Mapping[str, Any], settings: WritingSettings) -> None:
 
 
 def _drop_reason(answer: Answer, settings: WritingSettings) -> str | None:
-    """Return why an answer is dropped; a chat that grew too long is kept up to that turn."""
+    """Return why an answer is dropped, or None; a chat that became too long is kept up to that turn."""
     reason = answer["flaw"]
     is_dropped = reason == UNENDED and not settings.keep_unended
     if is_dropped or not answer["rows"] or reason not in (None, TOO_LONG, UNENDED):

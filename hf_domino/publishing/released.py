@@ -1,4 +1,4 @@
-"""Drafters that were released for known targets: a dated list, read without a network."""
+"""A dated list of the drafters that were released for known targets, which can be read offline."""
 
 from __future__ import annotations
 
@@ -14,22 +14,23 @@ MARKS = ("run by us", "layout tested", "not tried")
 
 @dataclass(frozen=True)
 class ReleasedDrafter:
-    """Describe one released drafter. None stands for what is not known.
+    """A released drafter. Fields whose value is unknown are None.
 
     Args:
         target (`str`): The target's name on the Hub.
-        billions (`float`): Parameters of the target, in billions.
+        billions (`float`): Number of parameters of the target, in billions.
         drafter (`str`): The drafter's name on the Hub, or its folder in this repository.
         method (`str`): Its `projector_type`.
-        layout (`str`, *optional*): Whose file it is in; see docs/formats.md.
-        block_size (`int`, *optional*): Tokens of a block.
+        layout (`str`, *optional*): The project in whose layout its file is; see docs/formats.md.
+        block_size (`int`, *optional*): Number of tokens in a block.
         trained_length (`int`, *optional*): Longest text of its training, in tokens.
-        mode (`str`, *optional*): Chat mode that it was trained in.
-        acceptance_length (`float`, *optional*): Tokens per round that its own card reports, on text of its choice.
+        mode (`str`, *optional*): Chat mode in which it was trained.
+        acceptance_length (`float`, *optional*): Tokens per round according to its own card, on text of the card's
+            choice.
         licence (`str`, *optional*): Its licence.
         mark (`str`): `"run by us"`, `"layout tested"` (with small random weights), or `"not tried"`.
-        source (`str`): Where it is named.
-        seen (`str`): Month in which it was seen, `YYYY-MM`.
+        source (`str`): Where the drafter is listed.
+        seen (`str`): Month in which it was seen there, `YYYY-MM`.
     """
 
     target: str
@@ -48,7 +49,7 @@ class ReleasedDrafter:
 
 
 def released(target: str | None = None) -> list[ReleasedDrafter]:
-    """List the known drafters for a target, small targets first.
+    """List the released drafters for a target, small targets first.
 
     Args:
         target (`str`, *optional*): The target's name on the Hub; defaults to all targets.
@@ -66,7 +67,7 @@ def released(target: str | None = None) -> list[ReleasedDrafter]:
 
 
 def read_released(path: Path) -> list[ReleasedDrafter]:
-    """Read such a file, and refuse a line that lacks a field, has another, or has a mark that is none."""
+    """Read the list, and raise a `ValueError` if a line lacks a field or has an unknown field or mark."""
     names = {field.name for field in fields(ReleasedDrafter)}
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -91,7 +92,7 @@ def read_released(path: Path) -> list[ReleasedDrafter]:
 
 
 def known_drafters(target: str) -> str | None:
-    """Name the released drafters for a target in a line, for commands that were given none; None without any."""
+    """Name the released drafters for a target in one line, for commands without a drafter; None if there are none."""
     found = [f"{drafter.drafter} ({drafter.mark})" for drafter in released(target)]
     if not found:
         return None

@@ -1,6 +1,6 @@
-"""Check which drafters and settings of a server can be served, and name those that cannot.
+"""Check whether a drafter can be served with the settings of a server, and say why if it cannot.
 
-The settings are those of `--speculative-config`. Nothing here imports vLLM.
+The settings are those of `--speculative-config`. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hf_domino.target.identity import config_digest
 
 TESTED = ("0.32.0",)
 READ = ("0.33.0",)
-# Setting -> the only value that can be served, and the reason.
+# Setting -> the only value that is supported, and the reason.
 SETTINGS = {
     "draft_sample_method": (
         "'greedy'",
@@ -36,7 +36,9 @@ SETTINGS = {
 
 
 def served_config(stored: StoredConfig) -> DominoConfig | None:
-    """Read the configuration of Domino, or DFlash with more than vLLM's; return None if vLLM serves the drafter itself.
+    """Read the configuration of a drafter that needs the plugin; return None if vLLM serves the drafter itself.
+
+    The plugin serves Domino, and DFlash with features that vLLM's own model does not have.
 
     Example:
     ```python
@@ -57,7 +59,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     if method != "domino" and not any(more):
         return None
     config = interpret(stored)[1]
-    if found := unmet(stored, VLLM):  # as `export` says
+    if found := unmet(stored, VLLM):  # the same errors as when you export for vLLM
         raise ValueError(" ".join(map(str, found)))
     return config if VLLM.plugin_for(config) else None
 
@@ -65,7 +67,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
 def check_settings(
     config: DominoConfig, settings: Mapping[str, Any], tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
 ) -> None:
-    """Raise an error for settings under which the drafter would not draft as it was trained to."""
+    """Raise a `ValueError` for settings with which the drafter would not draft the way it was trained."""
     for name, (expected, why) in SETTINGS.items():
         value = settings.get(name)
         if value and value != "greedy":
@@ -86,7 +88,7 @@ def check_settings(
 
 
 def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
-    """Raise an error if the target's sizes or digest are not those that the drafter was made for."""
+    """Raise a `ValueError` if the target's sizes or digest differ from those that the drafter was made for."""
     remedy = "Serve the drafter with the target that it was trained for."
     for name, ours in (("vocab_size",) * 2, ("num_hidden_layers", "num_target_layers"), ("hidden_size",) * 2):
         expected = getattr(config, ours)
@@ -105,7 +107,7 @@ def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
 
 
 def version_notice(version: str) -> str | None:
-    """Write a notice about a version of vLLM such as `"0.32.0+cpu"`; return None for a tested version."""
+    """Return a notice about an untested version of vLLM, such as `"0.32.0+cpu"`; None for a tested version."""
     if version.partition("+")[0] in TESTED:
         return None
     tested = ", ".join(TESTED)

@@ -1,6 +1,7 @@
-"""Mend faults of vLLM on a CPU that cost acceptance or change texts, if a trial finds them.
+"""Work around faults of vLLM on a CPU that cost acceptance or change texts.
 
-`docs/upstream.md` describes each fault for vLLM, with a reproduction. Without a fault, nothing is changed.
+`docs/upstream.md` describes each fault for vLLM, with a reproduction. Each function first tries whether this vLLM has
+the fault, and changes nothing if it does not.
 
 Shapes: L layers, D width of a head, C context positions, B requests, N proposals of all requests.
 """
@@ -19,10 +20,9 @@ logger = init_logger("vllm.hf_domino")
 
 
 def mend_context_norms(model: Any) -> None:
-    """Normalize each layer's context keys with its own norm, if vLLM's kernel takes that of the first layer for all.
+    """Normalise each layer's context keys with its own norm, if vLLM's kernel uses the first layer's norm for all.
 
-    On a CPU `rms_norm` does not support weights `[L, D]` with one row per layer. A trial finds out whether it does, so
-    that nothing is changed if it does.
+    On a CPU, `rms_norm` does not support weights `[L, D]` with one row per layer.
     """
     if not hasattr(model, "_k_norm_weights") or not hasattr(model, "_normalize_context_k"):
         return  # another version of vLLM, in which other drafters must still load
@@ -44,8 +44,9 @@ def _normalize_by_layer(model: Any, all_k: torch.Tensor) -> torch.Tensor:
 def mend_expansion(device: torch.device) -> None:
     """Make the temperature, top-k and top-p of a request reach its proposals.
 
-    On a CPU the expansion to one value per proposal writes to a copy unless it is of int64. The verification of sampled
-    drafts of any drafter then reads uninitialized memory, and texts do not follow the target's distribution.
+    On a CPU, the expansion to one value per proposal writes to a copy, unless the values are int64. The verification of
+    sampled drafts, from any drafter, then reads uninitialised memory, and texts do not follow the target's
+    distribution.
     """
     if device.type != "cpu" or not hasattr(rejection_sampler, "expand_batch_to_tokens"):
         return

@@ -1,4 +1,4 @@
-"""Training of drafters: the trainer, its arguments, and acceptance simulated over known text."""
+"""Train drafters: the trainer, its arguments, and the acceptance length simulated over existing text."""
 
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ __all__ = [
     "walk_acceptance",
 ]
 
-# Public name -> module it is loaded from.
+# Public name -> module from which it is loaded.
 _LATER = {
     "simulate_acceptance": "evidence.acceptance",
     "walk_acceptance": "evidence.acceptance",  # its old name

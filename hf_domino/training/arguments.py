@@ -1,4 +1,4 @@
-"""`DominoTrainingArguments`: what Transformers' training arguments do not know about drafters."""
+"""`DominoTrainingArguments`: Transformers' training arguments, extended for drafters."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from hf_domino._common.options import describe
 from hf_domino.formats.source import INSTALL_PEFT
 from hf_domino.training.fields import TrainingFields
 
-# Fields of an adapter's training, with their defaults.
+# Fields for training an adapter, with their defaults.
 LORA = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": None}
 
 
 @partial(describe, options=TrainingFields)
 @dataclass
 class DominoTrainingArguments(TrainingFields, TrainingArguments):
-    """Training arguments of a drafter; the defaults are what short trainings here learned most from.
+    """Training arguments for a drafter.
 
-    Those that were published (arXiv 2605.29707) are in `paper.yaml`.
+    The defaults worked best in this project's short training runs. The published values (arXiv 2605.29707) are in
+    `paper.yaml`.
 
     Raises:
         ValueError: If a field is out of range.
@@ -37,14 +38,15 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
     dataloader_pin_memory: bool = field(
         default_factory=torch.accelerator.is_available, metadata={"help": "Pin batches; on where there is a GPU."}
     )
-    # A loss that is not finite ends training: nothing is to be filtered, and each filtered step waits for the device.
+    # A loss that is not finite ends the training, so there is nothing to filter, and filtering would make every step
+    # wait for the device.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "No effect: such a loss is an error."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Drafter batches carry columns of their own."})
-    # Every weight takes part in every step: a search for unused ones would only cost time.
+    # Every weight is used in every step, so a search for unused ones would only cost time.
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Must stay False."})
 
     def __post_init__(self):
-        # Without an accelerator training runs on the CPU in any case; said here, bf16 works there too.
+        # Without an accelerator, training runs on the CPU anyway. Setting it here makes bf16 work there, too.
         if not torch.accelerator.is_available():
             self.use_cpu = True
         if self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
@@ -53,7 +55,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         super().__post_init__()
         self.accelerator_config.non_blocking = self.dataloader_pin_memory
         usual = DominoTrainingArguments
-        # Another optimizer that was asked for is the only one.
+        # With another optimizer or an adapter, Muon is off by default.
         has_other = self.optim != usual.optim or self.use_peft
         if self.muon_learning_rate in (0, usual.muon_learning_rate if has_other else 0):
             self.muon_learning_rate = None
@@ -102,7 +104,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             raise invalid_argument("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
 
     def _complete_lora(self) -> None:
-        """Give the fields of LoRA their defaults, or refuse them where no adapter is trained."""
+        """Give the LoRA fields their defaults, or raise a `ValueError` if they are set but no adapter is trained."""
         for name, default in LORA.items():
             value = getattr(self, name)
             if self.use_peft:
@@ -122,11 +124,11 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
 
     @property
     def is_static(self) -> bool:
-        """Whether shapes are to be the same in all steps, and none to wait for the device: not on a CPU."""
+        """Whether all steps have the same shapes and none waits for the device: True except on a CPU."""
         return self.device.type != "cpu"
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """`chat_template_kwargs` as a mapping, empty where there are none."""
-        assert not isinstance(self.chat_template_kwargs, str)  # JSON is read when the arguments are made
+        """`chat_template_kwargs` as a mapping, which is empty if they are not set."""
+        assert not isinstance(self.chat_template_kwargs, str)  # JSON was parsed when the arguments were created
         return self.chat_template_kwargs or {}

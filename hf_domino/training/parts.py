@@ -1,4 +1,4 @@
-"""Which parts of a drafter are trained: all of it, an adapter over it, or the correction head alone, perhaps new."""
+"""Choose which part of a drafter is trained: all of it, an adapter over it, or only its correction head, old or new."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hf_domino.configuration.registry import config_classes
 from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
-# No other weight depends on them.
+# Fields that can change when a drafter is trained further, because its existing weights do not depend on them.
 BLOCK_SIZE = "block_size"
 TAPS = "conv_kernel_size"
-FUSION = "layer_fusion"  # changes what a trained drafter drafts
+FUSION = "layer_fusion"  # stays as it is, because it changes what a trained drafter drafts
 
 
 def fields_of_head(method: type[DominoConfig]) -> set[str]:
-    """Name the fields that a method's correction head adds to those of its backbone; none without a head."""
+    """Return the fields that a method's correction head adds to those of its backbone; none without a head."""
     headless = method.headless()
     if headless is None or not method.head_layers:
         return set()
@@ -31,18 +31,19 @@ def fields_of_head(method: type[DominoConfig]) -> set[str]:
 
 
 def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
-    """Freeze what is not trained.
+    """Freeze the parts of a drafter that are not trained, and add an adapter with `use_peft`.
 
     Args:
         given (`DominoDraftModel` or `PeftModel`): The drafter, or PEFT's wrapper around it.
         drafter (`DominoDraftModel`): The drafter itself, in fp32.
-        args (`DominoTrainingArguments`): For `train_only` and `use_peft`.
+        args (`DominoTrainingArguments`): Arguments, of which `train_only` and the LoRA fields are read.
 
     Returns:
-        `DominoDraftModel` or `PeftModel`: What is trained and saved.
+        `DominoDraftModel` or `PeftModel`: The model that is trained and saved.
 
     Raises:
-        ValueError: If the drafter has no such part, or a wrapper has an adapter already.
+        ValueError: If the drafter lacks the part to train, or `use_peft` or `train_only` is set although the drafter
+            already has an adapter.
     """
     if hasattr(given, "peft_config"):
         for name in ("use_peft", "train_only"):
@@ -70,17 +71,18 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
 
 
 def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
-    """Put LoRA into a drafter, and freeze all else.
+    """Add a LoRA adapter to a drafter, and freeze everything else.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter, loaded from a folder or the Hub, which the adapter will name.
-        args (`DominoTrainingArguments`): For the fields of LoRA.
+        drafter (`DominoDraftModel`): The drafter. It must come from a folder or the Hub, because the adapter stores
+            this name.
+        args (`DominoTrainingArguments`): Arguments, of which the LoRA fields and `output_dir` are read.
 
     Returns:
-        `PeftModel`: What is trained and saved.
+        `PeftModel`: The model that is trained and saved.
 
     Raises:
-        ValueError: If the adapter could not be loaded again, or there is no such layer.
+        ValueError: If the adapter could not be loaded again, or the drafter has no layer of a given name.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -102,14 +104,17 @@ def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
 
 
 def _without_card(adapted: Any) -> Any:
-    """Keep PEFT from writing a card, which would say nothing of a drafter, and from looking for its embeddings."""
-    adapted.create_or_update_model_card = lambda *_: None  # the trainer writes one
+    """Keep PEFT from writing its own card, which would not describe a drafter, and from looking for embeddings."""
+    adapted.create_or_update_model_card = lambda *_: None  # the trainer writes the card
     adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
     return adapted
 
 
 def adaptable_layers(drafter: DominoDraftModel) -> dict[str, bool]:
-    """Name the layers that an adapter can change, those of the backbone once for all; True for linear ones."""
+    """Return the names of the layers that an adapter can change, with True for linear ones.
+
+    A module that every layer of the backbone has, such as `q_proj`, appears once.
+    """
     found = {}
     for name, module in drafter.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)) and name.split(".")[0] not in drafter.config.frozen:
@@ -119,9 +124,10 @@ def adaptable_layers(drafter: DominoDraftModel) -> dict[str, bool]:
 
 
 def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
-    """A drafter to be trained further, with another `block_size`, convolutions, or a head if it has none.
+    """Return a drafter to train further, with another `block_size`, with convolutions, or with a head if it has none.
 
-    New parts change nothing until they are trained. `overrides` are what a run lets pass, or none.
+    New parts do not change its drafts until they are trained. `overrides` must be empty or fields that
+    [`~training.run.check_fields`] allows.
     """
     if not overrides:
         return drafter

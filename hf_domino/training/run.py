@@ -1,4 +1,4 @@
-"""A training from names and files to a folder with drafter, tokenizer and card: what `hf-domino train` runs."""
+"""Train from names and files to a folder with drafter, tokenizer and card, as `hf-domino train` does."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkp
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
-SHORT_BLOCK = 8  # positions of a new drafter's blocks, where little time goes further than into longer ones
+SHORT_BLOCK = 8  # block size of a new drafter with `minutes`: in a short training, longer blocks gain less
 
 
 def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
-    """Train, save drafter and tokenizer to `output_dir`, and print the evaluation.
+    """Train a drafter, save it with its tokenizer to `output_dir`, and print the evaluation.
 
     Args:
-        names (`ModelArguments`): The target, and the drafter to go on with.
-        shape (`DrafterArguments`): Of a new drafter.
-        data (`DataArguments`): Files or data sets.
+        names (`ModelArguments`): The target, and the drafter to train further if there is one.
+        shape (`DrafterArguments`): Shape of a new drafter.
+        data (`DataArguments`): Files or data sets to train and evaluate on.
         args (`DominoTrainingArguments`): How to train.
 
     Returns:
-        `bool`: False where SIGTERM ended the training early, with `enable_jit_checkpoint`.
+        `bool`: False if SIGTERM ended the training early, with `enable_jit_checkpoint`.
 
     Raises:
-        ValueError: If a field is out of range, or a file holds what it should not.
+        ValueError: If a field is out of range, or a file is malformed.
     """
     since = time.perf_counter()
     check_fields(names, shape, data, args)
@@ -85,15 +85,15 @@ def make_trainer(
     args: DominoTrainingArguments,
     since: float,
 ) -> tuple[DominoTrainer, str | None]:
-    """The trainer of a run that began at a time of `time.perf_counter`, and the checkpoint that it goes on from."""
+    """Make the trainer of a run that began at `since` (by `time.perf_counter`), and find the checkpoint to resume."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     dtype = names.target_dtype
     if dtype == "auto" and fast_dtype(args.device.type) == torch.float32:
         dtype = "float32"  # many times as fast as 16 bits on such a CPU
     target = AutoTarget.from_pretrained(names.target, dtype=dtype)
-    if not names.cache_hidden_states:  # from which it does not run
+    if not names.cache_hidden_states:  # with which the target does not run in training
         place_target(target, args.device)
-    set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
+    set_seed(args.seed)  # for a new drafter's weights; the trainer sets it again for the order of the examples
     overrides = shape.overrides()
     if names.drafter is None:
         config = DominoConfig.for_target(target.config, tokenizer, **overrides)
@@ -109,7 +109,7 @@ def make_trainer(
     if checkpoint and args.minutes is not None:
         go_on_with_plan(args, checkpoint)
     rows = load_training_rows(data, args, target, tokenizer)
-    if names.drafter is None and not checkpoint:  # a checkpoint has its own
+    if names.drafter is None and not checkpoint:  # a checkpoint has its own tokens and weights
         take_frequent_tokens(drafter, rows[0], args)
         text = rows[0][0]["input_ids"]
         if names.start_from_target:
@@ -145,7 +145,7 @@ def with_states(
     names: ModelArguments,
     args: DominoTrainingArguments,
 ) -> list[CachedRows | None]:
-    """Write the states that are missing, let rows carry theirs, and keep the target's ends alone on the device."""
+    """Write the missing hidden states, add them to the examples, and keep only embeddings and lm_head on the device."""
     folder = Path(str(names.cache_hidden_states))
     final = args.distillation_weight > 0
     dtype = torch.bfloat16 if args.bf16 else torch.float16
@@ -157,7 +157,7 @@ def with_states(
     for part in lacking:
         writer.write(part, progress=args.process_index == 0)
     args.distributed_state.wait_for_everyone()
-    if not getattr(target, "is_quantized", False):  # which stays where it was loaded
+    if not getattr(target, "is_quantized", False):  # a quantised target stays where it was loaded
         target.cpu()
         for end in (target.get_input_embeddings(), target.get_output_embeddings()):
             end.to(args.device)
@@ -167,7 +167,7 @@ def with_states(
 def check_fields(
     names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
 ) -> None:
-    """Refuse fields that name no text or do not go together, before anything is loaded."""
+    """Raise a `ValueError` if fields name no text or contradict each other, before anything is loaded."""
     sources_of(data)
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights already: set one of the two."
@@ -205,7 +205,7 @@ def check_fields(
 
 
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
-    """What one does with a trained drafter, as commands."""
+    """Return the commands that you would run next with a trained drafter."""
     file = str(data.eval_file)
     prompts = ""
     if Path(file).is_file():

@@ -1,4 +1,4 @@
-"""Measure all methods on a batch of prompts, in turn, so that a slow minute of the machine hits all of them alike.
+"""Measure all methods on a batch of prompts, in turn, so that a slow minute of the machine affects all of them alike.
 
 Shapes: B batch, N new tokens.
 """
@@ -32,13 +32,14 @@ WARM_UP_TOKENS = 32
 
 
 class Bench:
-    """Measure batch after batch with the same methods, of which plain generation is one."""
+    """Measures one batch after the other with the same methods, one of which is plain generation."""
 
     def __init__(self, pair: Pair, methods: Mapping[str, Arguments], options: BenchOptions):
         self.pair = pair
         self.methods = methods
         self.options = options
-        # A drafter that learns while it drafts must not know a text from an earlier run, so it starts empty each time.
+        # A drafter that learns while it drafts must not know a text from an earlier run, so every run starts with its
+        # initial state.
         self._empty = [
             (drafter, deepcopy(drafter.state_dict()))
             for drafter in map(drafter_in, methods.values())
@@ -69,7 +70,7 @@ class Bench:
             for method in self.methods:
                 self._empty_tables()
                 torch.manual_seed(seed)
-                # Timing phases costs two readings of the clock on a CPU; on a GPU its events have a run of their own.
+                # On a CPU, timing the phases only reads a clock. On a GPU, it needs events, so it has a separate run.
                 timer = nullcontext() if inputs["input_ids"].is_cuda else timed_phases()
                 with timer:
                     tokens, taken = generate_timed(self.pair.target, inputs, **self._call(method, mode))
@@ -121,7 +122,7 @@ class Bench:
         }
 
     def _columns(self, inputs: Any, call: Arguments) -> Row:
-        """Return the further columns that were asked for, each from runs of its own."""
+        """Measure the additional columns of the options, each in separate runs."""
         target = self.pair.target
         found: Row = {}
         if FIRST_TOKEN in self.options.columns:
@@ -135,7 +136,7 @@ class Bench:
         return found
 
     def _rounds(self, inputs: Any, call: Arguments) -> Row:
-        """Return acceptance and the time in a round, from another run if the last timed run did not record them."""
+        """Return the acceptance and the time of a round, from another run if the last timed run did not record them."""
         milliseconds = None
         drafter = drafter_in(call)
         if drafter is not None:

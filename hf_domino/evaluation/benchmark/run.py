@@ -23,9 +23,9 @@ EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of p
 
 
 def benchmark(options: BenchOptions) -> list[Row]:
-    """Measure the methods that the options ask for, and return a result for each prompt and method.
+    """Measure the methods that the options ask for, and return a result for each batch of prompts, method and mode.
 
-    Results are written a batch at a time, and results of the same run that are there already are kept.
+    Results are written one batch at a time. Results of the same run that the file already has are kept.
     """
     if options.results.is_dir():
         raise invalid_argument("--results", "a file", str(options.results), "Name one in it, such as results.jsonl.")
@@ -75,7 +75,7 @@ def benchmark(options: BenchOptions) -> list[Row]:
 
 
 def prompts_of(pair: Pair, given: Path | None) -> tuple[Path, str]:
-    """Return the file of prompts and whose they are: given ones, or else the target's, or else the bundled pair's."""
+    """Return the file of prompts and its origin: the given file, else the target's own, else the bundled pair's."""
     own = pair.folder / PROMPTS
     if given:
         return given, "given"
@@ -88,7 +88,7 @@ def prompts_of(pair: Pair, given: Path | None) -> tuple[Path, str]:
 
 
 def report_differences(rows: Sequence[Row]) -> bool:
-    """Print which outputs differ from those of plain generation; return whether any differs in fp32 without a tie."""
+    """Print which outputs differ from those of plain generation; return whether one in fp32 differs without a tie."""
     different = [row for row in measured(rows) if row["equals_plain"] is False]
     wrong = [row for row in different if row["mode"] == "greedy" or keeps_seed(row["method"])]
     for mode, method in dict.fromkeys((row["mode"], row["method"]) for row in wrong):

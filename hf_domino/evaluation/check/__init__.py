@@ -1,7 +1,7 @@
-"""Test whether a drafter fits its target, although all shapes match, and if not, find out why.
+"""Test whether a drafter really fits its target, beyond matching shapes, and find out why if it does not.
 
-`width` first checks that the target can be drafted for at all. Then `prompts` prepares the prompts, `measure` runs real
-rounds, variants of the drafter and timings, and `verdict` interprets them.
+First, `width` checks that the target supports speculative decoding at all. Then `prompts` prepares the prompts,
+`measure` runs real rounds, variants of the drafter and timings, and `verdict` interprets them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from hf_domino.target.identity import TargetIdentity, identity_of, recognise
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "PositionFit", "WidthProbe", "check_fit", "probe_width"]
 
 MAX_NEW_TOKENS = 64  # per prompt
-PROMPTS_AT_A_TIME = 4  # then the verdict shows whether they were enough
+PROMPTS_AT_A_TIME = 4  # after which the verdict shows whether more are needed
 
 
 def check_fit(
@@ -48,18 +48,18 @@ def check_fit(
     max_new_tokens: int = MAX_NEW_TOKENS,
     progress: bool = False,
 ) -> CheckResult:
-    """Measure whether a drafter fits its target, and say why if it does not.
+    """Measure whether a drafter fits its target, and find the likely causes if it does not.
 
-    It generates text as configured and in variants, such as with other layers, until the verdict is outside its
-    sampling error, and then times a few prompts if the drafter may fit.
+    The check generates text with the drafter, and measures it as configured and in variants, such as with other layers,
+    until the verdict is outside the sampling error. If the drafter can fit, it then times a few prompts.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
-        target (`PreTrainedModel`): The target; not changed.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
-        prompts (`Sequence`, *optional*): Texts, messages, records of `messages` and `tools`, or token ids; defaults to
-            a dozen short ones, in each chat mode that the chat template knows. From four on they can be enough.
-        max_new_tokens (`int`, *optional*, defaults to 64): Tokens to generate per prompt.
+        drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper around it. It is not changed.
+        target (`PreTrainedModel`): The target. It is not changed.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the tokenizer that is saved with the target.
+        prompts (`Sequence`, *optional*): Texts, messages, records of `messages` and `tools`, or token ids. Defaults to
+            a dozen short prompts, each in every mode of the chat template. Four prompts can be enough.
+        max_new_tokens (`int`, *optional*, defaults to 64): Number of tokens to generate per prompt.
         progress (`bool`, *optional*, defaults to `False`): Show a progress bar.
 
     Returns:
@@ -85,7 +85,7 @@ def check_fit(
     drafter = _checked(drafter, target)
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: dict[str, list[Text]] = defaultdict(list)  # by mode
-    found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # of each text: rounds of variants, distances
+    found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # for each text: rounds of the variants, distances
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
             text = write_text(drafter, target, prompt, max_new_tokens)
@@ -113,7 +113,7 @@ def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:
 
 
 def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
-    """Return the drafter without wrappers, after a check that it can be measured with this target."""
+    """Return the drafter without wrappers, after checking that it can be measured with this target."""
     unwrapped = drafter_of(drafter)
     if unwrapped is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
@@ -129,7 +129,8 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:
     """Return whether the norms still have their initial values, which training changes within a few steps."""
-    # In half precision, norms round to 1 again after little training, so a correction head that is not zero counts.
+    # In half precision, norms round to 1 again after a short training, so a correction head that is not zero also
+    # counts as trained.
     head = drafter.head
     if head is not None and bool(head.up.weight.any()):
         return False

@@ -1,9 +1,10 @@
-"""A folder of hidden states: what it was made with, and rows that read theirs from its shards, by their token ids.
+"""A folder of hidden states: its settings, its shards, and examples that read their states from it.
 
-A row is known by a digest of its token ids, so one folder serves training and evaluation rows in any order, and what
-it lacks can be added. A shard is there whole or not at all: a process may die anywhere.
+An example is identified by a digest of its token ids. So one folder serves training and evaluation examples in any
+order, and missing examples can be added later. A shard is written completely or not at all, so a process can die at any
+time.
 
-Shapes: S tokens of a row, C hidden states kept per token (captured layers, then the final one), H hidden size.
+Shapes: S tokens of an example, C hidden states kept per token (captured layers, then the final one), H hidden size.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ START_AGAIN = "Delete {folder}, so that the states are written again, or choose 
 
 @dataclass(frozen=True)
 class StateSettings:
-    """What hidden states were made with."""
+    """The settings with which hidden states were computed and stored."""
 
     target: TargetIdentity
     layer_ids: tuple[int, ...]
     hidden_size: int
     dtype: str
-    final: bool = False  # whether the state that lm_head reads is kept too
+    final: bool = False  # whether the state that lm_head reads is kept, too
 
     @property
     def num_states(self) -> int:
@@ -53,18 +54,18 @@ class StateSettings:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token on disk."""
+        """Bytes per token on disk."""
         return self.num_states * self.hidden_size * dtype_of(self.dtype).itemsize
 
     @classmethod
     def load(cls, folder: Path) -> StateSettings | None:
-        """Those of a folder; None where it has none."""
+        """Load the settings of a folder; None if it has none."""
         path = folder / INDEX_FILE
         if not path.is_file():
             return None
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            values.pop("target_files", None)  # of older folders
+            values.pop("target_files", None)  # older folders have it
             target = TargetIdentity.from_dict(values.pop("target")) or TargetIdentity()
             return cls(target=target, layer_ids=tuple(values.pop("layer_ids")), **values)
         except (ValueError, KeyError, TypeError) as error:
@@ -72,7 +73,7 @@ class StateSettings:
             raise invalid_argument(str(path), "the index of hidden states", str(error), remedy) from error
 
     def check_serves(self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel) -> None:
-        """Refuse a folder with these settings for what a drafter reads of a target."""
+        """Raise a `ValueError` if a folder with these settings lacks what a drafter reads of a target."""
         remedy = START_AGAIN.format(folder=folder)
         layer_ids = tuple(config.target_layer_ids or ())
         check_same(self.target, identify(target), str(folder), remedy)
@@ -86,7 +87,7 @@ class StateSettings:
 
 
 def find_rows(folder: Path) -> dict[int, tuple[Path, int, int]]:
-    """Shard, first token and end of the rows in a folder, by their keys."""
+    """Find the shard, the first token and the end of every example in a folder, by key."""
     found: dict[int, tuple[Path, int, int]] = {}
     for shard in sorted(folder.glob(SHARDS), reverse=True):
         try:
@@ -99,7 +100,7 @@ def find_rows(folder: Path) -> dict[int, tuple[Path, int, int]]:
 
 
 def write_shard(folder: Path, rows: dict[int, torch.Tensor]) -> None:
-    """Write rows `[S, C, H]` on the CPU by their keys, whole or not at all."""
+    """Write the states `[S, C, H]` of examples, on the CPU and by key, to a shard, completely or not at all."""
     keys = torch.tensor(list(rows), dtype=torch.int64)
     tensors = {
         "hidden_states": torch.cat(list(rows.values())),
@@ -112,17 +113,17 @@ def write_shard(folder: Path, rows: dict[int, torch.Tensor]) -> None:
 
 
 class CachedRows(Dataset):
-    """Rows that carry the target's hidden states, read from a folder when a row is asked for.
+    """Examples with the target's hidden states, which are read from a folder when an example is accessed.
 
     Args:
-        rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`.
-        folder (`str` or `Path`): Where [`StateWriter`] wrote them.
+        rows (`Sequence[dict]`): Examples, each with `input_ids` and `loss_mask`.
+        folder (`str` or `Path`): Folder to which [`StateWriter`] wrote the states.
         target (`PreTrainedModel`): The target.
-        config (`DominoConfig`): Of the drafter that is to read them.
-        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed.
+        config (`DominoConfig`): Configuration of the drafter that will read the states.
+        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed, too.
 
     Raises:
-        ValueError: If the folder is of another target or of other layers, or lacks a row.
+        ValueError: If the folder belongs to another target or to other layers, or lacks an example.
     """
 
     def __init__(
@@ -156,10 +157,10 @@ class CachedRows(Dataset):
         return len(self.rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}  # maps of files are opened anew in each process
+        return self.__dict__ | {"_open": {}}  # each process opens its own memory maps
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Row `index` with `hidden_states` `[S, C, H]`."""
+        """Return example `index` with its `hidden_states` `[S, C, H]`."""
         shard, start, end = self._places[index]
         if shard not in self._open:
             self._open[shard] = safe_open(shard, framework="pt").get_slice("hidden_states")
@@ -167,8 +168,8 @@ class CachedRows(Dataset):
 
 
 def keys_of(rows: Any) -> list[tuple[int, int]]:
-    """Key and length of each row; the key, by which it is found, is 64 bits of a digest of its token ids."""
-    if hasattr(rows, "token_batches"):  # whole columns at once, of rows that lie on disk
+    """Return the key and the length of each example; the key is a 64-bit digest of its token ids."""
+    if hasattr(rows, "token_batches"):  # examples that are stored on disk are read many at once
         texts = (ids for flat, lengths in rows.token_batches() for ids in np.split(flat, lengths.cumsum()[:-1]))
     else:
         texts = (rows[index]["input_ids"] for index in range(len(rows)))

@@ -105,9 +105,9 @@ class Conversation:
 
     def _answer_of(self, tokens: list[int]) -> str:
         """Return the text of an answer without its end token, but with other special tokens, as around reasoning."""
-        from hf_domino.configuration.from_target import ends_of
+        from hf_domino.configuration.from_target import eos_ids_of
 
-        if tokens and tokens[-1] in ends_of(self.pair.target.generation_config):
+        if tokens and tokens[-1] in eos_ids_of(self.pair.target.generation_config):
             tokens = tokens[:-1]
         return self.pair.tokenizer.decode(tokens, skip_special_tokens=False)
 

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """Load the target into this process; return its writer, the tokens that end its texts, and its identity."""
-    from hf_domino.configuration.from_target import ends_of
+    from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import CHUNK, TargetWriter
     from hf_domino.pair import choose_dtype
     from hf_domino.target.identity import identify
@@ -92,19 +92,19 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     dtype = choose_dtype(options.dtype, device, options.target)
     target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
-    return TargetWriter(target, CHUNK), ends_of(target.generation_config), identify(target)
+    return TargetWriter(target, CHUNK), eos_ids_of(target.generation_config), identify(target)
 
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """Connect to the server; return the target's writer, the tokens that end its texts, and its identity."""
     from transformers import GenerationConfig
 
-    from hf_domino.configuration.from_target import ends_of
+    from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import EndpointWriter
     from hf_domino.target.identity import TargetIdentity
 
     try:
-        ends = ends_of(GenerationConfig.from_pretrained(options.target))
+        ends = eos_ids_of(GenerationConfig.from_pretrained(options.target))
     except OSError:  # a target without a generation configuration
         ends = (tokenizer.eos_token_id,)
     model = options.endpoint_model or options.target

@@ -14,17 +14,17 @@ from transformers import PreTrainedConfig
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of, refuse_fields_of_others
-from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, ends_of, fields_from_target
+from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, eos_ids_of, fields_from_target
 from hf_domino.configuration.method import MethodFacts
 from hf_domino.configuration.registry import METHODS, all_fields, default_of
 
 ARCHITECTURE = "DominoDraftModel"  # in every file, whatever the method
 # Fields of older files, which are ignored.
-GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
+IGNORED_FIELDS = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
 # Names that Transformers passes to any configuration or stores in it, besides the fields of its base class, and
 # `rope_theta`, the old name of a part of `rope_parameters`.
 OF_TRANSFORMERS = {
-    *GONE,
+    *IGNORED_FIELDS,
     *("model_type", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash", "auto_map"),
     *("attn_implementation", "experts_implementation", "output_attentions", "use_cache", "is_decoder", "rope_theta"),
     *("_attn_implementation_internal", "_experts_implementation_internal", "per_layer_config"),
@@ -161,7 +161,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
             raise invalid_argument("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
-        for name in (*GONE, *all_fields()):
+        for name in (*IGNORED_FIELDS, *all_fields()):
             kwargs.pop(name, None)
         super().__post_init__(**kwargs)
         self.check()
@@ -344,6 +344,6 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         follows |= method.sizes_for(follows["hidden_size"])
         config = method(**(follows | dict(method.defaults) | overrides))
         mask = config.mask_token_id
-        if "mask_token_id" not in (*method.unread, *overrides) and mask in ends_of(config):
+        if "mask_token_id" not in (*method.unread, *overrides) and mask in eos_ids_of(config):
             notice(END_AS_MASK % (f"{mask}, {tokenizer.convert_ids_to_tokens(mask)!r}" if tokenizer else mask))
         return config

@@ -93,7 +93,7 @@ def rank_for(hidden_size: int) -> int:
     return max(16, min(256, hidden_size // 4))
 
 
-def ends_of(config: Any) -> tuple[int, ...]:
+def eos_ids_of(config: Any) -> tuple[int, ...]:
     """Return the token ids that end a text, from a model or generation configuration; empty if it names none."""
     ends = config.eos_token_id
     if ends is None:

@@ -16,7 +16,7 @@ from hf_domino.data.names import Fields, template_arguments
 from hf_domino.data.prompts import ASSISTANT, Prompt
 from hf_domino.data.records import at
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Do, Rows
+from hf_domino.data.units import Rows, RunUnits
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer, Written
 
 Answer = dict[str, Any]  # an answer to a prompt, with the fields that `write_answers` describes
@@ -27,7 +27,9 @@ FIRST_SEED = 500_000  # answers use seeds from here on, and prompts use those be
 TURN_STRIDE = 10_000_019  # distance between the seeds of two turns in a batch of chats
 
 
-def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, settings: WritingSettings, do: Do) -> Rows:
+def write_answers(
+    prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, settings: WritingSettings, do: RunUnits
+) -> Rows:
     """Let the target answer prompts in batches of similar length, which use the temperatures in turn.
 
     An answer has the `number` of its prompt, its `rows` (examples), `messages` and `temperature`. Its `flaw` says why

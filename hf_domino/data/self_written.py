@@ -15,7 +15,7 @@ from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.names import Fields
 from hf_domino.data.prompts import USER, Prompt, PromptFilter
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Do, Rows
+from hf_domino.data.units import Rows, RunUnits
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer
 
 DEFAULT_ROWS = 1024
@@ -54,7 +54,7 @@ def find_user_turn(
 
 
 def write_prompts(
-    writer: Writer, tokenizer: Any, ends: Sequence[int], settings: WritingSettings, exclusions: Exclusions, do: Do
+    writer: Writer, tokenizer: Any, ends: Sequence[int], settings: WritingSettings, exclusions: Exclusions, do: RunUnits
 ) -> PromptFilter:
     """Let the target write prompts in rounds, and keep at most `settings.rows` of them.
 

@@ -18,10 +18,10 @@ from hf_domino._common.atomic_writes import write_atomic
 
 Rows = list[dict[str, Any]]
 Make = Callable[[int], Rows]  # makes the results of the unit with this number
-Do = Callable[[str, int, Make], Rows]  # `do_units` in one folder
+RunUnits = Callable[[str, int, Make], Rows]  # `run_units` in one folder
 
 
-def do_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, count: int, make: Make) -> Rows:
+def run_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, count: int, make: Make) -> Rows:
     """Make the missing units of a stage, starting with those of this process, and return the results of all units."""
     paths = [folder / f"{name}-{index:06d}.json" for index in range(count)]
     own = range(shard[0], count, shard[1])

@@ -18,7 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.target.view import input_device
 
 # These values switch off any truncation that a target's generation configuration asks for.
@@ -86,7 +86,7 @@ class TargetWriter:
 
     def _continue(self, prompts: list[torch.Tensor], sampling: Sampling) -> list[Written]:
         config = self.target.generation_config
-        ends = sampling.ends or ends_of(config)
+        ends = sampling.ends or eos_ids_of(config)
         pad_token_id = config.pad_token_id or 0
         texts: list[list[int]] = [[] for _ in prompts]
         masks = [torch.ones_like(prompt) for prompt in prompts]

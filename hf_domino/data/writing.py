@@ -23,7 +23,7 @@ from hf_domino.data.prompts import Prompt, PromptFilter, prompt_of
 from hf_domino.data.records import Source, from_files
 from hf_domino.data.self_written import check_chat_template, find_user_turn, write_prompts
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Rows, do_units
+from hf_domino.data.units import Rows, run_units
 from hf_domino.data.writers import Writer
 from hf_domino.target.identity import TargetIdentity, check_same
 
@@ -89,7 +89,7 @@ def write_data(
     record |= {"prompts": given.fingerprint(), "exclude": excluded.fingerprint()}
     _begin(output, settings.of_the_text() | record)
 
-    do = partial(do_units, output / UNITS, shard, progress)
+    do = partial(run_units, output / UNITS, shard, progress)
     if not prompts:
         filtered = write_prompts(writer, tokenizer, ends, settings, exclusions, do)
     if not filtered.kept:

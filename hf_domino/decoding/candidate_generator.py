@@ -22,7 +22,7 @@ from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
 from hf_domino._common.errors import invalid_argument
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.policy import most_proposals, policy_for
@@ -115,7 +115,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)
         self.executor = executor or Executor()
         if distribution is None:
-            stops = KnownStops(frozenset(ends_of(generation_config)), generation_config.max_length)
+            stops = KnownStops(frozenset(eos_ids_of(generation_config)), generation_config.max_length)
             distribution = TokenDistribution(logits_processor or LogitsProcessorList(), stops)
         self.distribution = distribution.without_state()
         self._do_sample = bool(generation_config.do_sample)

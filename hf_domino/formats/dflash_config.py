@@ -27,10 +27,10 @@ from hf_domino.formats.fields import (
     CORRECT_IT,
     DECODER_SIZES,
     FUSION,
-    OF_TARGETS,
     READ_OF_BLOCKS,
     READ_OF_DECODERS,
     ROPE_SECTIONS,
+    TARGET_ONLY,
     Fields,
     Format,
     StoredConfig,
@@ -68,7 +68,7 @@ OWN = """
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
 # Fields that matter only in training, or that follow from the tensors.
-HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *OF_TARGETS.split())
+HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *TARGET_ONLY.split())
 MUSE_TYPE = "muse_glimmer_assistant"
 MUSE_TARGET_TYPE = "muse_glimmer_text"
 
@@ -97,7 +97,7 @@ def _fields(stored: StoredConfig) -> Fields:
     if all(section_of(stored, place).get("rope_theta") is None for place in ROPE_SECTIONS):
         required(stored, "rope_theta")
     # DeepSpec copies its target's partial rotation factor, but rotates whole heads.
-    fields = backbone_fields(stored, turns_whole_heads=is_next) | {
+    fields = backbone_fields(stored, rotates_whole_heads=is_next) | {
         "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size"),
         "mask_token_id": stored["mask_token_id"],
@@ -142,18 +142,18 @@ def projector_type_of(stored: StoredConfig) -> str:
     """Return our `projector_type`; if the field is absent, it follows from the class or from a head's field."""
     classes = classes_of(stored)
     is_domino = DOMINO_CLASS in classes
-    told = "dflash"
+    implied = "dflash"
     if stored.get("markov_rank"):
-        told = "dspark"
+        implied = "dspark"
     if is_domino:
-        told = "domino"
+        implied = "domino"
     if any(DFLASH2_CLASS in name for name in classes) or stored.get("selector_rank"):
-        told = "dflash2"
+        implied = "dflash2"
     if DFLY_CLASS in classes and stored.get("enable_hidden_correction") is not False:
-        told = "dfly"
+        implied = "dfly"
     if XPRESS_CLASS in classes:
-        told = "xpress"
-    given = stored.get("projector_type") or told
+        implied = "xpress"
+    given = stored.get("projector_type") or implied
     if given not in BLOCK_METHODS:
         raise invalid_argument(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
     if is_domino and given != "domino":

@@ -101,7 +101,7 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     return found, f"{note}."
 
 
-def settle_draft_vocabulary(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
+def read_draft_vocabulary(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
     """Validate a stored draft vocabulary, and set its size in a configuration that does not state it.
 
     Returns the ids `[D]` if only `t2d` is stored, as by [`spread`], so that W2 covers all tokens; else None.

@@ -21,8 +21,8 @@ from hf_domino.formats.fields import (
     CANNOT_RUN,
     DECODER_SECTION,
     DECODER_SIZES,
-    OF_TARGETS,
     READ_OF_DECODERS,
+    TARGET_ONLY,
     Fields,
     Format,
     StoredConfig,
@@ -91,7 +91,7 @@ def _fields(stored: StoredConfig) -> Fields:
         layer = section_of(stored, DECODER_SECTION)
     else:
         required(stored, *DECODER_SIZES[:4])
-    fields = backbone_fields(layer, turns_whole_heads=DEEPSPEC in classes)
+    fields = backbone_fields(layer, rotates_whole_heads=DEEPSPEC in classes)
     refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)
     window = layer.get("sliding_window")
     longest = fields["max_position_embeddings"]
@@ -128,6 +128,6 @@ EAGLE3 = Format(
     renames={r"^(model\.)?midlayer\.": "layers.0."},
     reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, DECODER_SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
     only=RUN,
-    harmless=("speculators_config", "ttt_*", "embed_requires_grad", *OF_DEEPSPEC.split(), *OF_TARGETS.split()),
+    harmless=("speculators_config", "ttt_*", "embed_requires_grad", *OF_DEEPSPEC.split(), *TARGET_ONLY.split()),
     check_tensors=_check_tensors,
 )

@@ -19,11 +19,11 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, SECTION, projector_type_of
 from hf_domino.formats.fields import (
+    AROUND_LAYERS,
     BLOCK_METHODS,
     CONVOLUTION,
     DECODER_SECTION,
     FUSION,
-    OF_BLOCKS,
     SCALES,
     Format,
     StoredConfig,
@@ -209,7 +209,7 @@ ZLAB = Engine(
         Rule("projector_type", "'dflash'", lambda value: False, "It has no other kind.", DOMINO + DSPARK + DFLASH2),
         _READS_HEAD,
         _ordered("It", DFLASH),
-        *_without(OF_BLOCKS, DFLASH),
+        *_without(AROUND_LAYERS, DFLASH),
         Rule(
             "num_target_layers",
             "given",

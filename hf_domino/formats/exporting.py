@@ -33,7 +33,7 @@ logger = logging.get_logger(__name__)
 
 FORMATS = {"specforge": stored_dflash, "speculators": stored_speculators}
 MAX_SHARD_SIZE = "5GB"
-OF_HEADS = re.compile(r"\.[qk]_(proj|norm)\.weight$")  # weights of rotated queries and keys
+ROTATED_WEIGHTS = re.compile(r"\.[qk]_(proj|norm)\.weight$")  # weights of rotated queries and keys
 WEIGHTS = "model*.safetensors*"  # a single file, or shards and their index
 _HEADLESS = Unmet("lm_head.weight", "stored beside d2t", "none", NO_HEAD)
 
@@ -102,7 +102,9 @@ def export(
         logger.warning(note)
     tensors = {}
     for name, tensor in own.items():
-        if drafter.config.rope_interleaved and OF_HEADS.search(name):  # engines rotate halves instead of neighbours
+        if drafter.config.rope_interleaved and ROTATED_WEIGHTS.search(
+            name
+        ):  # engines rotate halves instead of neighbours
             pairs = tensor.unflatten(0, (-1, drafter.config.head_dim // 2, 2))
             tensor = pairs.transpose(1, 2).flatten(0, 2)
         stored_as = name.replace("codebook.weight", "codebook")

@@ -53,8 +53,8 @@ ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
 DECODER_SECTION = "transformer_layer_config"
 SECTIONS = ("dflash_config", "dspark_config", "eagle_config", DECODER_SECTION, "speculators_config")
 # Features of other block drafters that are not implemented here.
-NOT_DONE = ["attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal"]
-NOT_DONE += ["log_snr_conditioning"]
+UNSUPPORTED = ["attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal"]
+UNSUPPORTED += ["log_snr_conditioning"]
 # Fields that are read of a decoder, and of its rotary embedding.
 OF_DECODERS = """
     model_type architectures dtype torch_dtype rope_theta partial_rotary_factor attention_bias mlp_bias
@@ -67,23 +67,23 @@ OF_ROPE = """
 READ_OF_DECODERS = (*DECODER_FIELDS, *ROPE_SECTIONS, *ROTARY, *OF_DECODERS.split())
 # Patterns of fields that change no draft, whoever writes them: fields of Transformers and its older versions, of
 # training, and of images.
-OF_OTHERS = """
+HARMLESS_ANYWHERE = """
     auto_map *attn_implementation* torchscript pruned_heads add_cross_attention tie_encoder_decoder use_bfloat16
     tf_legacy_loss max_window_layers pretraining_tp tie_word_embeddings *_version *revision verifier*
     num_anchors max_anchors loss_* *_loss* lambda_* train* target_*model_type
     mrope_section mrope_interleaved parallel_drafting
 """
 # The same for configurations that are copies of the target's: fields that only matter to the target.
-OF_TARGETS = """
+TARGET_ONLY = """
     attn_output_gate output_gate_type full_attention_interval linear_* mtp_* mamba_* mlp_only_layers num_experts*
     moe_* *shared_expert* router_* decoder_sparse_step norm_topk_prob text_config vision_config image_* video_* vision_*
 """
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # false and 0 may mean something
-HARMLESS = (*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *OF_OTHERS.split())
+HARMLESS = (*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *HARMLESS_ANYWHERE.split())
 CONVOLUTION = "conv_kernel_size"
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 FUSION = "layer_fusion"
-OF_BLOCKS = (CONVOLUTION, FUSION, *SCALES)  # what is computed around a block's layers
+AROUND_LAYERS = (CONVOLUTION, FUSION, *SCALES)  # what is computed around a block's layers
 # For each method that other projects write in the same way: the fields of its head that files must state, and those
 # that they may leave out.
 HEADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -100,7 +100,7 @@ CODEBOOKS = {
 }  # DFlash 2's matrices, as all other projects name them
 CONV_GROUP = "conv_group_size"
 READ_OF_HEADS = tuple(name for told_and_options in HEADS.values() for names in told_and_options for name in names)
-READ_OF_BLOCKS = (*READ_OF_HEADS, *ORDER, *OF_BLOCKS, CONV_GROUP)
+READ_OF_BLOCKS = (*READ_OF_HEADS, *ORDER, *AROUND_LAYERS, CONV_GROUP)
 LABELS = "num_labels"  # of a classifier; Transformers creates a list of that length
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -115,7 +115,7 @@ class Format:
     fields: Callable[[StoredConfig], Fields]
     renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in this order
     reads: Iterable[str] = ()  # its fields that are read, besides those of a nested decoder
-    only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOT_DONE, False))  # only supported values
+    only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(UNSUPPORTED, False))  # only supported values
     harmless: Sequence[str] = ()  # patterns of its fields that change no draft, besides [`HARMLESS`]
     # Raises an error if a configuration contradicts the names of the stored tensors.
     check_tensors: Callable[[StoredConfig, Container[str]], None] = lambda stored, names: None
@@ -208,20 +208,20 @@ def _agreed(places: Sequence[StoredConfig], names: Mapping[str, bool], default: 
 
 def head_fields(stored: StoredConfig, method: str) -> Fields:
     """Read the fields of a method's head, and of what it computes around its layers; a soft cap of 0 means none."""
-    told, options = HEADS[method]
-    required(stored, *told)
-    found = {name: stored[name] for name in (*told, *options) if stored.get(name) is not None}
-    found |= {name: stored[name] for name in (*OF_BLOCKS, CONV_GROUP) if stored.get(name)}
+    needed, options = HEADS[method]
+    required(stored, *needed)
+    found = {name: stored[name] for name in (*needed, *options) if stored.get(name) is not None}
+    found |= {name: stored[name] for name in (*AROUND_LAYERS, CONV_GROUP) if stored.get(name)}
     return found | ({"draft_pool_size": found["selector_top_k"]} if method == "dflash2" else {})
 
 
 def stored_head(config: DominoConfig) -> Fields:
     """Return the fields that [`head_fields`] reads, for a config.json."""
-    told, options = HEADS[config.projector_type]
-    around = [name for name in OF_BLOCKS if getattr(config, name)]
+    needed, options = HEADS[config.projector_type]
+    around = [name for name in AROUND_LAYERS if getattr(config, name)]
     if config.conv_kernel_size:
         around.append(CONV_GROUP)
-    return {name: value for name in (*told, *options, *around) if (value := getattr(config, name)) is not None}
+    return {name: value for name in (*needed, *options, *around) if (value := getattr(config, name)) is not None}
 
 
 def classes_of(stored: StoredConfig) -> set[str]:
@@ -252,13 +252,13 @@ def merged(stored: StoredConfig, *sections: str) -> Fields:
     return found
 
 
-def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> Fields:
+def backbone_fields(stored: StoredConfig, rotates_whole_heads: bool = False) -> Fields:
     """Read the backbone's fields from a decoder's configuration, with its architecture's defaults.
 
     Args:
         stored (`Mapping`): The configuration.
-        turns_whole_heads (`bool`, *optional*, defaults to `False`): Whether the drafter rotates whole heads, so that a
-            partial rotation factor is ignored.
+        rotates_whole_heads (`bool`, *optional*, defaults to `False`): Whether the drafter rotates whole heads, so that
+            a partial rotation factor is ignored.
     """
     top = stored.get("rope_theta")
     for place in ROPE_SECTIONS:
@@ -275,7 +275,7 @@ def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> Fi
     if values["head_dim"] is None:
         values["head_dim"] = decoder.hidden_size // decoder.num_attention_heads
     values["dtype"] = next((stored[name] for name in DTYPE_FIELDS if stored.get(name) is not None), None)
-    values["rope_parameters"] = _rope_parameters(decoder, turns_whole_heads)
+    values["rope_parameters"] = _rope_parameters(decoder, rotates_whole_heads)
     values |= window_fields(getattr(decoder, "layer_types", None), getattr(decoder, "sliding_window", None))
     return {name: value for name, value in values.items() if value is not None}
 
@@ -325,11 +325,11 @@ def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
     return CONFIG_MAPPING[model_type].from_dict({name: value for name, value in stored.items() if name != LABELS})
 
 
-def _rope_parameters(decoder: PreTrainedConfig, turns_whole_heads: bool) -> Fields:
+def _rope_parameters(decoder: PreTrainedConfig, rotates_whole_heads: bool) -> Fields:
     given = getattr(decoder, "rope_parameters", None) or {}
     rope = {name: value for name, value in given.items() if value is not None and name not in ROTARY}
     if "rope_theta" not in rope:
         raise invalid_argument("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
-    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0 and not turns_whole_heads:
+    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0 and not rotates_whole_heads:
         raise invalid_argument("partial_rotary_factor", 1.0, partial, CANNOT_RUN)
     return {"rope_type": "default"} | rope

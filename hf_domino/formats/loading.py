@@ -24,7 +24,7 @@ from hf_domino.configuration.checks import WIDTH
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, all_fields, config_classes
 from hf_domino.formats.dflash_config import INTERLEAVED_CLASS
-from hf_domino.formats.draft_vocabulary import settle_draft_vocabulary
+from hf_domino.formats.draft_vocabulary import read_draft_vocabulary
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
@@ -50,7 +50,7 @@ DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies no ot
 NAME = "pretrained_model_name_or_path"
 MOST_SHOWN = 4  # names of tensors in an error
 # Parts of tensor names that only occur in other methods or in quantised files.
-OF_OTHERS = {
+METHOD_OF_TENSORS = {
     "k_proj_target": "DFlare",
     "lilicorr": "LiLiCorr",
     ".qweight": "quantised weights",
@@ -85,7 +85,7 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     found = OURS
     has_config = isinstance(arguments.get("config"), PreTrainedConfig)
     # draft_vocab_size=None asks for all tokens, whatever is stored.
-    is_told = has_config or "draft_vocab_size" in arguments
+    has_explicit_vocabulary = has_config or "draft_vocab_size" in arguments
     if not has_config:
         stored = read_config(arguments.get("config") or name, download)
         if stored is None:
@@ -100,8 +100,8 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         found.check_tensors(stored, tensors)
         arguments["config"].follow_tensors({name: tensor.shape for name, tensor in tensors.items()})
     token_ids = None
-    if not is_told:
-        token_ids = settle_draft_vocabulary(tensors, arguments["config"])
+    if not has_explicit_vocabulary:
+        token_ids = read_draft_vocabulary(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
     arguments["force_download"] = False  # everything has been downloaded by now
     return token_ids
@@ -185,7 +185,7 @@ def _is_a(kind: str, value: Any) -> bool:
 def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
     """Raise an error if tensors are missing, unknown, of another shape, or of a head that the configuration lacks."""
     for name in stored:
-        if kind := next((OF_OTHERS[part] for part in OF_OTHERS if part in name), None):
+        if kind := next((METHOD_OF_TENSORS[part] for part in METHOD_OF_TENSORS if part in name), None):
             raise invalid_argument("the drafter's method", LOADED, f"{kind} ({name})", CANNOT_RUN)
     _check_projector_type(config, stored)
     described = config.shapes()

@@ -18,13 +18,13 @@ from typing import Any
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import (
+    AROUND_LAYERS,
     CANNOT_RUN,
     CODEBOOKS,
     CONVOLUTION,
     CORRECT_IT,
     DECODER_SECTION,
     FUSION,
-    OF_BLOCKS,
     READ_OF_BLOCKS,
     ROTARY,
     SCALES,
@@ -91,7 +91,7 @@ def _fields(stored: StoredConfig) -> Fields:
     decoder = dict(section_of(stored, DECODER_SECTION))
     if stored.get("layer_types"):  # they may be beside the backbone instead of in it
         decoder["layer_types"] = stored["layer_types"]
-    refuse_others_than(dict.fromkeys(OF_BLOCKS, False), decoder)  # these count only among the drafter's own fields
+    refuse_others_than(dict.fromkeys(AROUND_LAYERS, False), decoder)  # these count only among the drafter's own fields
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)

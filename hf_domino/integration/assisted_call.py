@@ -58,8 +58,8 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> A
 def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Any:
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}
-    if kept["generation_config"].cache_implementation is None and prefers_fixed_shape(input_ids):
-        kept |= _in_fixed_shape(target, kwargs["assistant_model"], len(input_ids), kept)
+    if kept["generation_config"].cache_implementation is None and uses_static_by_default(input_ids):
+        kept |= _static_arguments(target, kwargs["assistant_model"], len(input_ids), kept)
     default = torch.get_default_device()
     host = torch.device("cpu")
     # Tensors that name no device are created on the host. Entering the context takes time, so it is skipped if the
@@ -68,12 +68,12 @@ def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[st
         return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
 
 
-def prefers_fixed_shape(input_ids: torch.Tensor) -> bool:
+def uses_static_by_default(input_ids: torch.Tensor) -> bool:
     """Return whether rounds run in fixed shape by default: on a GPU, where they would wait for kernel launches."""
     return input_ids.is_cuda
 
 
-def _in_fixed_shape(
+def _static_arguments(
     target: PreTrainedModel, drafter: DominoDraftModel, batch_size: int, kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Return the arguments to change so that a call runs in fixed shape, or why its shapes must grow instead."""

@@ -36,7 +36,7 @@ READS_CACHE_LENGTH = ("gpt_neo", "mpt")
 
 # Arguments that `generate` passes to a loop and that are safe in a batch: they are selected together with the sequences
 # that remain, or they are read only once.
-SELECTED_BY_ROW = (
+SAFE_IN_BATCH = (
     *PER_POSITION,
     *(CACHE, "inputs_embeds", "logits_processor", "stopping_criteria", "streamer", "generation_config"),
     *("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus", "use_cache"),
@@ -57,19 +57,23 @@ def _is_count(value: object) -> bool:
 
 
 _ONE_SPEEDUP = "Pass either assistant_model or this option, not both."
-_NO_LAW = "It changes the target's output distribution, which assisted decoding preserves; leave it unset."
+_CHANGES_DISTRIBUTION = (
+    "It changes the target's output distribution, which assisted decoding preserves; leave it unset."
+)
 _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes."
-_COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
+_PROMPT_LOOKUP = (
+    "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
+)
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 _CACHES = "None, 'dynamic' or 'static'"
 # Field of the `GenerationConfig`, whether a drafter allows a value, the allowed values in words, the remedy.
 GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
     ("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
-    ("dola_layers", _unset, "None", _NO_LAW),
-    ("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
-    ("assistant_ensemble_weight", _unset, "None", _NO_LAW),
-    ("prompt_lookup_num_tokens", _is_count, "None or a number of at least 1", _COPIES),
+    ("dola_layers", _unset, "None", _CHANGES_DISTRIBUTION),
+    ("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _CHANGES_DISTRIBUTION),
+    ("assistant_ensemble_weight", _unset, "None", _CHANGES_DISTRIBUTION),
+    ("prompt_lookup_num_tokens", _is_count, "None or a number of at least 1", _PROMPT_LOOKUP),
     ("assistant_early_exit", _unset, "None", _ONE_SPEEDUP),
     ("use_mtp", _unset, "False", _ONE_SPEEDUP),
     ("num_assistant_tokens", _is_count, "None or a number of at least 1", _DRAFTS),
@@ -202,7 +206,7 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
     for name in ("encoder_hidden_states", "image_attention_mask"):
         if kwargs.get(name) is not None:
             raise invalid_argument(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
-    for name in set(kwargs) - set(SELECTED_BY_ROW) - set(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL):
+    for name in set(kwargs) - set(SAFE_IN_BATCH) - set(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL):
         value = kwargs[name]
         is_list = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
         if is_list and len(value) == batch_size:

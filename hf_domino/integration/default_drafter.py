@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from hf_domino.methods import DominoDraftModel
 
 _attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: its drafter was detached
-_meetings: list[Callable[[Any], None]] = []  # at most one function, which attaches a drafter to its target
+_on_first_call: list[Callable[[Any], None]] = []  # at most one function, which attaches a drafter to its target
 _is_plain: ContextVar[bool] = ContextVar("plain", default=False)
 # Locks for the counts, and for a model's first call.
 _lock = threading.Lock()
-_meeting = threading.Lock()
+_first_call_lock = threading.Lock()
 
 
 @dataclass
@@ -65,7 +65,7 @@ def set_default(target: Any, drafter: DominoDraftModel) -> None:
 
 def await_target(meet: Callable[[Any], None]) -> None:
     """Pass each model to `meet` at its first call, unless a drafter was attached to it or detached from it before."""
-    _meetings[:] = [meet]
+    _on_first_call[:] = [meet]
 
 
 def detach(target: Any) -> None:
@@ -104,8 +104,8 @@ def default_of(target: Any) -> Attached | None:
     """Return the default drafter for a call of `target`; None if there is none, or inside [`plain`]."""
     if _is_plain.get():
         return None
-    if _meetings and target not in _attached:
-        with _meeting:
+    if _on_first_call and target not in _attached:
+        with _first_call_lock:
             if target not in _attached:
-                _meetings[0](target)
+                _on_first_call[0](target)
     return _attached.get(target)

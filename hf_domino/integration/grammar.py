@@ -53,7 +53,7 @@ class AllowedByGrammar:
         """
         if row not in self._parses:
             self._parses[row] = _Parse(self._grammar)
-        allowed = self._parses[row].behind(ids[self._prompt_length :].tolist())
+        allowed = self._parses[row].allowed_after(ids[self._prompt_length :].tolist())
         return (allowed if len(allowed) else self._ends).to(ids.device)
 
 
@@ -68,15 +68,15 @@ class _Parse:
         self._bitmask = xgrammar.allocate_token_bitmask(1, self._vocab_size)  # 32 tokens per integer
         self._tokens: list[int] = []
 
-    def behind(self, tokens: list[int]) -> torch.Tensor:
+    def allowed_after(self, tokens: list[int]) -> torch.Tensor:
         """Return the ids `[N]` that may follow `tokens`; none if the text cannot continue."""
-        if not self._go_to(tokens) or self._matcher.is_terminated():
+        if not self._move_to(tokens) or self._matcher.is_terminated():
             return torch.empty(0, dtype=torch.long)
         self._matcher.fill_next_token_bitmask(self._bitmask)
         is_allowed = (self._bitmask[0][:, None] >> torch.arange(32)) & 1
         return is_allowed.flatten()[: self._vocab_size].nonzero()[:, 0]
 
-    def _go_to(self, tokens: list[int]) -> bool:
+    def _move_to(self, tokens: list[int]) -> bool:
         """Move the parser from the last tokens to these; return whether the grammar accepts all of them."""
         pairs = enumerate(zip(self._tokens, tokens, strict=False))
         num_equal = next((index for index, (a, b) in pairs if a != b), min(len(self._tokens), len(tokens)))

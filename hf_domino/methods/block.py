@@ -155,8 +155,8 @@ class BlockModel(DominoDraftModel):
     def scaling(self) -> BlockConfig | None:
         """The configuration, if it sets its own scale or cap of the logits; None if the target's apply."""
         config = self.config
-        is_told = config.output_multiplier is not None or config.final_logit_softcapping is not None
-        return config if is_told else None
+        has_explicit_vocabulary = config.output_multiplier is not None or config.final_logit_softcapping is not None
+        return config if has_explicit_vocabulary else None
 
     def draft_blocks(
         self,

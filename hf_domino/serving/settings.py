@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.dflash_config import SECTION
 from hf_domino.formats.engines import VLLM, unmet
-from hf_domino.formats.fields import OF_BLOCKS, StoredConfig
+from hf_domino.formats.fields import AROUND_LAYERS, StoredConfig
 from hf_domino.formats.loading import interpret
 from hf_domino.methods import DominoConfig
 from hf_domino.target.identity import config_digest
@@ -55,7 +55,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     section = stored.get(SECTION)
     if not isinstance(section, Mapping):
         return None
-    method, *more = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label", *OF_BLOCKS))
+    method, *more = (section.get(name, stored.get(name)) for name in ("projector_type", "shift_label", *AROUND_LAYERS))
     if method != "domino" and not any(more):
         return None
     config = interpret(stored)[1]

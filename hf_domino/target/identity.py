@@ -211,13 +211,13 @@ def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
     """Raise an error for a target that cannot be a copy of the one that a drafter's configuration records."""
     recorded = TargetIdentity.recorded_in(config)
     found = identity_of(target)
-    if recorded is not None and _telling(recorded, found):
+    if recorded is not None and _decisive_differences(recorded, found):
         expected = f"{recorded.name or 'another'}, for which the drafter was made"
         remedy = "To draft for it anyway, call hf_domino.attach(target, drafter)."
         raise invalid_argument("the target", expected, found.name, remedy)
 
 
-def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
+def _decisive_differences(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
     """Return the differing fields that show that a target is not a copy of the recorded one."""
     fields = {"config_digest"}
     is_copy = recorded.has_weights_of(found)
@@ -232,8 +232,8 @@ def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
 # --- at a call ----------------------------------------------------------------------------------------------------
 
 
-_known: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.dtype, bool], TargetIdentity]]
-_known = weakref.WeakKeyDictionary()  # identities, with the dtype and the presence of adapters when they were read
+_identities: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.dtype, bool], TargetIdentity]]
+_identities = weakref.WeakKeyDictionary()  # identities, with the dtype and the presence of adapters when they were read
 _warned: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[TargetIdentity, str]]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
@@ -242,9 +242,9 @@ def identity_of(target: PreTrainedModel) -> TargetIdentity:
     """Return the identity of a target, which is computed once, and again only if its dtype or adapters change."""
     state = (target.dtype, is_adapted(target))
     with _lock:
-        if target not in _known or _known[target][0] != state:
-            _known[target] = state, identify(target)
-        return _known[target][1]
+        if target not in _identities or _identities[target][0] != state:
+            _identities[target] = state, identify(target)
+        return _identities[target][1]
 
 
 def recognise(config: DominoConfig, target: PreTrainedModel) -> str | None:
@@ -257,7 +257,7 @@ def recognise(config: DominoConfig, target: PreTrainedModel) -> str | None:
         field: now if now in UNREADABLE else f"{field.replace('_', ' ')} {now} (recorded: {before})"
         for field, (before, now) in differences(recorded, found).items()
     }
-    telling = _telling(recorded, found)
+    telling = _decisive_differences(recorded, found)
     with _lock:
         warned = _warned.setdefault(target, set())
         new = [words[field] for field in words if field in telling and (recorded, words[field]) not in warned]

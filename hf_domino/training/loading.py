@@ -82,7 +82,7 @@ def load_training_rows(
     return [train, evaluation]
 
 
-def say_first_tokens(drafter: DominoDraftModel) -> None:
+def notice_default_draft_vocabulary(drafter: DominoDraftModel) -> None:
     """Print a notice if a drafter has a draft vocabulary whose tokens nobody has chosen."""
     if drafter.config.draft_vocab_size is not None and not drafter.d2t.any():
         notice(FIRST_TOKENS.format(drafter.config.draft_vocab_size))

@@ -17,7 +17,7 @@ from hf_domino.training.arguments import DominoTrainingArguments
 
 # Fields that can change when a drafter is trained further, because its existing weights do not depend on them.
 BLOCK_SIZE = "block_size"
-TAPS = "conv_kernel_size"
+CONV_KERNEL_SIZE = "conv_kernel_size"
 FUSION = "layer_fusion"  # stays as it is, because it changes what a trained drafter drafts
 
 
@@ -123,7 +123,7 @@ def adaptable_layers(drafter: DominoDraftModel) -> dict[str, bool]:
     return found
 
 
-def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
+def extend_drafter(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
     """Return a drafter to train further, with another `block_size`, with convolutions, or with a head if it has none.
 
     New parts do not change its drafts until they are trained. `overrides` must be empty or fields that
@@ -142,9 +142,12 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
             remedy = "Leave projector_type out, or start from such a drafter."
             raise invalid_argument("the drafter of a new head", expected, config.title, remedy)
         overrides = {**method.defaults, FUSION: config.layer_fusion, **overrides}
-    if (taps := getattr(config, TAPS, None)) not in (None, overrides.get(TAPS, taps)):
+    if (taps := getattr(config, CONV_KERNEL_SIZE, None)) not in (None, overrides.get(CONV_KERNEL_SIZE, taps)):
         raise invalid_argument(
-            f"{TAPS} of the drafter", taps, overrides[TAPS], "Its weights were trained for these: leave it out."
+            f"{CONV_KERNEL_SIZE} of the drafter",
+            taps,
+            overrides[CONV_KERNEL_SIZE],
+            "Its weights were trained for these: leave it out.",
         )
     result = DominoDraftModel(config.changed(**overrides))
     own = config.shapes()

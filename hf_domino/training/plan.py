@@ -108,20 +108,20 @@ def follow_minutes(
     if args.process_index == 0:
         write_atomic(Path(args.output_dir, PLAN_FILE), json.dumps(plan) + "\n")
     notice(
-        f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {_said(plan)}, with blocks of "
+        f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {_described(plan)}, with blocks of "
         f"{drafter.config.block_size}."
     )
     return StopInTime(end)
 
 
-def _said(plan: Mapping[str, int]) -> str:
+def _described(plan: Mapping[str, int]) -> str:
     """Describe a plan in words."""
     return "{max_steps} steps of {per_device_train_batch_size} examples, each with up to {num_anchors} blocks".format(
         **plan
     )
 
 
-def go_on_with_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
+def resume_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
     """Continue with the plan of the run that wrote a checkpoint: all its steps, however long they take."""
     path = Path(args.output_dir, PLAN_FILE)
     if not path.is_file():
@@ -129,7 +129,7 @@ def go_on_with_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
         raise invalid_argument(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
     plan = json.loads(path.read_text(encoding="utf-8"))
     args.__dict__.update(plan)
-    notice(f"the run goes on from {checkpoint} with the plan that it began with: {_said(plan)}.")
+    notice(f"the run goes on from {checkpoint} with the plan that it began with: {_described(plan)}.")
 
 
 def _seconds_of_step(
@@ -197,7 +197,7 @@ class StopInTime(TrainerCallback):
             state.max_steps = state.global_step
 
 
-def say_what_it_takes(trainer: DominoTrainer) -> None:
+def print_requirements(trainer: DominoTrainer) -> None:
     """Print how much text there is, how many steps will run, and how large the drafter is."""
     args = trainer.args
     rows: Any = trainer.train_dataset

@@ -31,13 +31,13 @@ STATE_FILE = "trainer_state.json"
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.json"
 # Arguments that cannot change, because the optimizer's state depends on them.
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
+FIXED_ARGUMENTS = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
 BASE_DIGEST = "digest of the drafter under the adapter"
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
 
 @contextmanager
-def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
+def lock_folder(args: DominoTrainingArguments) -> Iterator[None]:
     """Lock `output_dir`; raise a `ValueError` if another run uses it, because each would delete the other's files."""
     lock = FileLock(f"{os.path.realpath(str(args.output_dir))}.lock")  # the same lock for every spelling of the path
     if args.process_index == 0:
@@ -122,7 +122,7 @@ def check_resumable(
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}
     shape = (*(field.name for field in fields(DrafterArguments)), *sorted(own))
-    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | kept_of(args)
+    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | fixed_arguments(args)
     wanted |= {"ema_decay": None, "lora_rank": None}  # options of older versions
     if base is not None:
         wanted[BASE_DIGEST] = base
@@ -133,9 +133,9 @@ def check_resumable(
             raise invalid_argument(name, made, value, f"Set it back. {START_AGAIN}")
 
 
-def kept_of(args: DominoTrainingArguments) -> dict[str, Any]:
+def fixed_arguments(args: DominoTrainingArguments) -> dict[str, Any]:
     """Return the arguments that cannot change in a run, for the `run.json` of a saved drafter."""
-    values = {name: getattr(args, name) for name in KEPT}
+    values = {name: getattr(args, name) for name in FIXED_ARGUMENTS}
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

@@ -27,9 +27,9 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
-from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
-from hf_domino.training.plan import follow_minutes, go_on_with_plan, say_what_it_takes
-from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
+from hf_domino.training.parts import BLOCK_SIZE, CONV_KERNEL_SIZE, extend_drafter, fields_of_head
+from hf_domino.training.plan import follow_minutes, print_requirements, resume_plan
+from hf_domino.training.resuming import delete_run, find_checkpoint, lock_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -55,10 +55,10 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     check_fields(names, shape, data, args)
     folder = Path(str(args.output_dir))
     check_writable(folder, "output_dir")
-    with alone_in_folder(args), needing_room(folder, MAKE_ROOM):
+    with lock_folder(args), needing_room(folder, MAKE_ROOM):
         trainer, checkpoint = make_trainer(names, shape, data, args, since)
         if trainer.is_world_process_zero():
-            say_what_it_takes(trainer)
+            print_requirements(trainer)
         if names.overwrite:
             delete_run(args)
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -103,11 +103,11 @@ def make_trainer(
             config.block_size = min(config.block_size, SHORT_BLOCK)
         drafter = DominoDraftModel(config)
     else:
-        drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
+        drafter = extend_drafter(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)
     checkpoint = find_checkpoint(args, drafter.config, names.overwrite)
     if checkpoint and args.minutes is not None:
-        go_on_with_plan(args, checkpoint)
+        resume_plan(args, checkpoint)
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own tokens and weights
         take_frequent_tokens(drafter, rows[0], args)
@@ -188,7 +188,7 @@ def check_fields(
     if args.use_peft and overrides:
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise invalid_argument(f"use_peft with {', '.join(overrides)}", False, True, remedy)
-    of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
+    of_head = [name for name in overrides if name not in (BLOCK_SIZE, CONV_KERNEL_SIZE)]
     default = DominoConfig.projector_type if names.drafter is None else ""
     method = METHODS.get(overrides.get("projector_type", default))
     if method is not None:

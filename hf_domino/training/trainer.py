@@ -38,14 +38,21 @@ from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.folder import CachedRows
-from hf_domino.training.loading import say_first_tokens
+from hf_domino.training.loading import notice_default_draft_vocabulary
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors
 from hf_domino.training.objective.forward import Batch, check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, kept_of, last_checkpoint
+from hf_domino.training.resuming import (
+    BASE_DIGEST,
+    RUN_FILE,
+    STATE_FILE,
+    check_resumable,
+    fixed_arguments,
+    last_checkpoint,
+)
 
 LENGTHS = 8  # maximum number of padded lengths on a GPU, where each of them needs its own memory and kernels
 
@@ -125,7 +132,7 @@ class DominoTrainer(Trainer):
             model.config.check_supports("gradient_checkpointing")
         if args.n_gpu > 1:
             raise invalid_argument("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
-        say_first_tokens(model)
+        notice_default_draft_vocabulary(model)
         if data_collator is None:
             multiple = 1
             if args.is_static:
@@ -224,13 +231,13 @@ class DominoTrainer(Trainer):
         losses = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
         self._losses.append((step + 1, losses.loss.detach()))
         if not self.args.is_static:
-            self._look_at_losses()
+            self._check_new_losses()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, inputs, total)
         # Gradients are averaged over the processes, but `total` is the sum over all of them.
         return losses.loss / total * self.accelerator.num_processes
 
-    def _look_at_losses(self) -> None:
+    def _check_new_losses(self) -> None:
         """Raise a `ValueError` if a new loss is not finite in some process; a GPU checks only when a line is logged."""
         seen = self._losses
         self._losses = []
@@ -276,7 +283,7 @@ class DominoTrainer(Trainer):
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Add the tokens and hours so far to training logs, and the drafter's metrics averaged since the last log."""
-        self._look_at_losses()
+        self._check_new_losses()
         self._count_tokens()
         if "loss" in logs:
             # The hours before a resumed checkpoint count, too.
@@ -337,6 +344,6 @@ class DominoTrainer(Trainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            kept = kept_of(self.args) | {BASE_DIGEST: self._base}
+            kept = fixed_arguments(self.args) | {BASE_DIGEST: self._base}
             Path(folder, RUN_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
             finish_saving(folder, self.drafter.config, is_adapter=self.model is not self.drafter)

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.target.view import rounded_to
@@ -26,7 +26,7 @@ def find_divergences(target: Any, inputs: Any, tokens: torch.Tensor, seed: int, 
     torch.manual_seed(seed)
     alone = target.generate(**inputs, **plain, return_dict_in_generate=True, output_scores=True, output_logits=True)
     own = alone.sequences[:, inputs["input_ids"].shape[1] :]
-    ends = ends_of(target.generation_config)
+    ends = eos_ids_of(target.generation_config)
     noises = [torch.zeros_like(scores) for scores in alone.scores]  # [B, V] of each decode step
     if plain.get("do_sample"):  # `torch.multinomial` draws the token with the largest sum of score and noise
         generator = torch.Generator(own.device).manual_seed(seed)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from hf_domino._common.verdict import load_per_core
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.divergences import find_divergences
@@ -109,7 +109,7 @@ class Bench:
             drafter.load_state_dict(state)
 
     def _speed(self, tokens: torch.Tensor, seconds: list[float]) -> Row:
-        ends = ends_of(self.pair.target.generation_config)
+        ends = eos_ids_of(self.pair.target.generation_config)
         texts = [cut_at_end(text, ends).ids for text in tokens.tolist()]
         count = sum(map(len, texts))
         median = statistics.median(seconds)

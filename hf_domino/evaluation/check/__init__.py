@@ -28,7 +28,7 @@ from hf_domino.evaluation.check.measure import (
 )
 from hf_domino.evaluation.check.positions import PositionFit, fit_by_position
 from hf_domino.evaluation.check.prompts import prepare_prompts
-from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
+from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, decide
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_drafter, check_target, drafter_of
@@ -93,7 +93,7 @@ def check_fit(
             found.append(measure_variants(drafter, target, text))
         modes = {mode: [text.acceptance_lengths for text in some] for mode, some in texts.items()}
         variants = {name: [lengths[name] for lengths, _ in found] for name in found[0][0]}
-        result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), _is_recorded(drafter, target))
+        result = decide(_measured(modes), _measured(variants), _is_fresh(drafter), _is_recorded(drafter, target))
         if result.verdict != TOO_FEW:
             break
     speed_ups = [] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens)

@@ -177,7 +177,7 @@ def _table(
     yield f"± is the sampling error. A variant must be better by more than that, and by {MIN_GAIN:.0%}, to matter."
 
 
-def judge(
+def decide(
     modes: Sequence[Measurement],
     variants: Sequence[Measurement],
     is_fresh: bool = False,

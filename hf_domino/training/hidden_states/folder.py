@@ -72,7 +72,7 @@ class StateSettings:
             remedy = START_AGAIN.format(folder=folder)
             raise invalid_argument(str(path), "the index of hidden states", str(error), remedy) from error
 
-    def check_serves(self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel) -> None:
+    def validate_for(self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel) -> None:
         """Raise a `ValueError` if a folder with these settings lacks what a drafter reads of a target."""
         remedy = START_AGAIN.format(folder=folder)
         layer_ids = tuple(config.target_layer_ids or ())
@@ -144,7 +144,7 @@ class CachedRows(Dataset):
         self.settings = settings
         self.counts = getattr(rows, "counts", RowCounts())
         known = find_rows(self.folder)
-        settings.check_serves(self.folder, config, final, target)
+        settings.validate_for(self.folder, config, final, target)
         keys = [key for key, _ in keys_of(rows)]
         if missing := [index for index, key in enumerate(keys) if key not in known]:
             remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."

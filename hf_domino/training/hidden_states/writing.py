@@ -88,7 +88,7 @@ class StateWriter:
         self.settings = StateSettings.load(self.folder) or wanted
         if self.settings is wanted:
             write_atomic(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
-        self.settings.check_serves(self.folder, config, final, target)
+        self.settings.validate_for(self.folder, config, final, target)
         if self.settings.dtype != wanted.dtype:
             made = f"{self.settings.dtype!r}, the dtype of the states in {folder}"
             raise invalid_argument("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))

@@ -54,7 +54,7 @@ def read_sections(text: str) -> dict[str, str]:
     if len(markers) != 2 * len(sections) or len(sections) > len(dict(sections)):  # the user's text would be lost
         expected = "a begin and an end of each section, once each"
         raise invalid_argument(
-            "the card's markers", expected, " ".join(markers), "Mend them, or delete the card's sections."
+            "the card's markers", expected, " ".join(markers), "Correct them, or delete the card's sections."
         )
     return {name: content.strip() for name, content in sections}
 
@@ -67,7 +67,7 @@ def read_card(text: str) -> ModelCard:
         return ModelCard(text)
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
-        remedy = "Mend it in README.md."
+        remedy = "Correct it in README.md."
         raise invalid_argument("the card's metadata", "YAML between two lines of ---", reason, remedy) from error
 
 

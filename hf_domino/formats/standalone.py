@@ -29,7 +29,7 @@ LICENCE = "Apache-2.0"
 _ENTRY_NAME = f"{PACKAGES[0]}.{ENTRY.removesuffix('.py').replace('/', '.')}"
 # Packages that Transformers itself needs.
 NEEDED_ANYWAY = ("huggingface_hub", "numpy", "safetensors", "tokenizers", "torch", "transformers", "yaml")
-NOT_ASKED_FOR = "not asked for where it is not installed"
+NOT_ASKED_FOR = "optional: Transformers does not ask for it"
 REQUIREMENTS = ("torch>=2.9", "transformers>=5.18,<6")  # Transformers checks them before it runs the code
 
 

@@ -77,7 +77,9 @@ def read_released(path: Path) -> list[ReleasedDrafter]:
         except (ValueError, TypeError):
             raise invalid_argument(place, "a JSON object", line, "A line describes one drafter.") from None
         if wrong := names ^ values.keys():
-            raise invalid_argument(place, f"with the fields {', '.join(sorted(names))}", sorted(wrong), "Mend these.")
+            raise invalid_argument(
+                place, f"with the fields {', '.join(sorted(names))}", sorted(wrong), "Correct these."
+            )
         for name in ("target", "drafter", "method", "source", "seen"):
             if not isinstance(values[name], str):
                 raise invalid_argument(

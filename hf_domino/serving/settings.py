@@ -113,6 +113,6 @@ def version_notice(version: str) -> str | None:
     tested = ", ".join(TESTED)
     read = ", ".join(READ)
     return (
-        f"hf_domino's plugin was tested with vLLM {tested} and its seams were read in {read}; this is {version}. "
+        f"hf_domino's plugin was tested with vLLM {tested} and its interfaces were read in {read}; this is {version}. "
         "Compare the mean acceptance length that vLLM logs with that of `hf-domino bench` before you rely on it."
     )

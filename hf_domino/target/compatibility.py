@@ -20,19 +20,19 @@ from hf_domino.configuration.domino_config import DominoConfig
 # Targets whose forward over several positions after a cache gives other logits than one position at a time (measured),
 # or no logits at all, each with the reason.
 _IGNORES_STATE = "ignores its recurrent state there"
-_CLAMPS_TIME_STEP = "clamps the time step there and not in single steps"
+_CLAMPS_TIME_STEP = "clamps the time step there, and not in plain decode steps"
 DEPENDS_ON_WIDTH = {
     "cpmant": "reads the whole text again in every forward",
     "doge": "masks or routes otherwise there",
     "jamba": _IGNORES_STATE,
-    "moshi": "sees further back there than in single steps, behind its window",
+    "moshi": "sees further back there than in plain decode steps, beyond its window",
     "nemotron_h": _CLAMPS_TIME_STEP,
     "prophetnet": "takes one position at a time",
     "recurrent_gemma": _IGNORES_STATE,
     "zamba": _IGNORES_STATE,
     "zamba2": _CLAMPS_TIME_STEP,
 }
-ONE_WIDTH = "one whose forward over several new positions equals single steps"
+ONE_WIDTH = "one whose forward over several new positions equals plain decode steps"
 # Fields that count the parallel streams of hidden states (AltUp, hyper-connections).
 STREAM_FIELDS = ("altup_num_inputs", "hc_mult", "hc_count")
 # These are causal, although their configuration says is_decoder=False by default.

@@ -223,7 +223,7 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
     return "\n  ".join(
         (
-            f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
+            f"The drafter is in {args.output_dir}. To check it, measure its speed and write its card:",
             f"hf-domino check {pair}{prompts}",
             f"hf-domino bench {pair}{prompts} --results {folder}/results.jsonl",
             f"hf-domino push {folder} --card-only",

@@ -174,10 +174,7 @@ OF_DRAFTED = [
 ]
 TENSORS = [
     *((name, *case) for name in (OURS, DOMINO) for case in OF_ANY),
-    *(
-        (DOMINO, {name: ZEROS}, rf"method must be .* got '{kind} \({name}\)'")
-        for name, kind in OTHER_METHODS.items()
-    ),
+    *((DOMINO, {name: ZEROS}, rf"method must be .* got '{kind} \({name}\)'") for name, kind in OTHER_METHODS.items()),
     *((DRAFTED, *case) for case in OF_DRAFTED),
     *((DOMINO, {"t2d": t2d}, "t2d must be a truth value for each of 64") for t2d in (~FLAGS[1:], FLAGS, ZEROS)),
 ]

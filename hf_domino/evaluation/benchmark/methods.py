@@ -53,7 +53,7 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
         return arguments
     method = pair.drafter.config.title
     if method != "Domino":
-        return f"the drafter is of another kind: {method}"
+        return f"the drafter's method is {method}"
     if name == "domino":
         view = pair.drafter.view(draft_length="full", draft_tree_size=None)
     else:

@@ -100,14 +100,14 @@ def report_differences(rows: Sequence[Row]) -> bool:
         choice = "greedy" if mode == "greedy" else "sampled"
         print(
             f"DIFFERENT: {choice} output of {label(method)} is not plain generate's for {len(found)} {what}(s), first "
-            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them part at a tie.",
+            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them diverge at a tie.",
             file=sys.stderr,
         )
     if not wrong or wrong[0]["dtype"] == EXACT_DTYPE:
         return not all(map(are_ties, wrong))
     print(
-        f"In {wrong[0]['dtype']} a block and single tokens round differently, and an argmax flips where two logits are "
-        f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}.",
+        f"In {wrong[0]['dtype']} blocks and single tokens round differently, so the likelier of two tokens with nearly "
+        f"equal logits can change. Run with --dtype {EXACT_DTYPE} to see whether that is the reason.",
         file=sys.stderr,
     )
     return False

@@ -54,7 +54,7 @@ class WidthProbe:
 
     def __str__(self) -> str:
         return (
-            f"{WIDTH} positions at once differ from single steps by {self.difference:.2g} of the largest logit "
+            f"{WIDTH} positions at once differ from plain decode steps by {self.difference:.2g} of the largest logit "
             f"(rounding explains {self.tolerance:.0e}), in {self.num_flips} of {WIDTH} argmaxes"
         )
 

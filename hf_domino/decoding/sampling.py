@@ -176,10 +176,10 @@ class TokenDistribution:
         is_open: list[bool] | None = None
         if self.constraints:
             goes_on = self.stops.are_open(prefixes.lengths, seen)
-            is_open = [on and not lacks for on, lacks in zip(goes_on, self.unanswered(prefixes, seen), strict=True)]
+            is_open = [on and not lacks for on, lacks in zip(goes_on, self.unanswerable(prefixes, seen), strict=True)]
         return self.vocabulary.gather(self.process(all_logits.flatten(0, 1), seen, is_open=is_open)).view_as(logits)
 
-    def unanswered(self, prefixes: Prefixes, seen: Prefixes) -> list[bool]:
+    def unanswerable(self, prefixes: Prefixes, seen: Prefixes) -> list[bool]:
         """Which unfinished texts have no answer: a caller's function forbids one of their tokens or cannot handle them.
 
         Args:

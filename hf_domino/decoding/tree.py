@@ -137,10 +137,10 @@ class Tree:
             right = self.tokens == chosen[:, :-1]
             return right.long().cumprod(dim=1).sum(dim=1, keepdim=True), None
         right = torch.nn.functional.pad(self.tokens == chosen.gather(1, self.parents), (1, 0), value=True)
-        lives = ~(self.sees & ~right[:, None]).any(dim=2)  # whether all nodes on a position's path are right
-        path = self.depths.new_zeros(len(lives), self.depth + 2)
-        positions = torch.arange(lives.shape[1], device=lives.device).expand_as(lives)
-        path = path.scatter(1, torch.where(lives, self.depths, self.depth + 1), positions)
+        is_accepted = ~(self.sees & ~right[:, None]).any(dim=2)  # whether all nodes on a position's path are right
+        path = self.depths.new_zeros(len(is_accepted), self.depth + 2)
+        positions = torch.arange(is_accepted.shape[1], device=is_accepted.device).expand_as(is_accepted)
+        path = path.scatter(1, torch.where(is_accepted, self.depths, self.depth + 1), positions)
         return (path[:, 1:-1] > 0).sum(dim=1, keepdim=True), path[:, :-1]
 
 

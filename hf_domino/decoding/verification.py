@@ -50,7 +50,7 @@ def accept(
     if not proposals.num_nodes:
         counts = torch.ones_like(chosen) if values is None else (values == values).to(chosen.dtype)  # no NaN
         return Verification(scores, torch.cat((counts, chosen), dim=1))
-    accepted, path = _answered(distribution, prefixes, proposals).accepted(chosen)
+    accepted, path = _without_unanswerable(distribution, prefixes, proposals).accepted(chosen)
     if path is not None:
         chosen = chosen.gather(1, path)
         if values is not None:
@@ -61,7 +61,7 @@ def accept(
     return Verification(scores, torch.cat((counts, chosen), dim=1), path)
 
 
-def _answered(distribution: TokenDistribution, prefixes: Prefixes, proposals: Tree) -> Tree:
+def _without_unanswerable(distribution: TokenDistribution, prefixes: Prefixes, proposals: Tree) -> Tree:
     """Remove the proposals after which a caller's function has no answer, by setting their tokens to -1.
 
     If the target itself chooses such a token, it becomes the bonus token, the last one of the round. The next round
@@ -70,7 +70,7 @@ def _answered(distribution: TokenDistribution, prefixes: Prefixes, proposals: Tr
     if not distribution.constraints:
         return proposals
     lacking = torch.tensor(
-        distribution.unanswered(prefixes, proposals.seen_by(prefixes)), device=proposals.tokens.device
+        distribution.unanswerable(prefixes, proposals.seen_by(prefixes)), device=proposals.tokens.device
     )
     is_node_lacking = lacking.view(len(proposals.tokens), -1)[:, 1:]  # [R, N]
     return replace(proposals, tokens=proposals.tokens.masked_fill(is_node_lacking, -1))

@@ -97,13 +97,12 @@ def is_whole(folder: Path) -> bool:
 
 
 def delete_run(args: DominoTrainingArguments) -> None:
-    """Delete the checkpoints and records of an earlier run in `output_dir`."""
+    """Delete the checkpoints and the state of an earlier run in `output_dir`."""
     folder = Path(str(args.output_dir))
     if args.process_index == 0:
         for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             shutil.rmtree(path, ignore_errors=True)
-        for name in (STATE_FILE, RUN_FILE):
-            (folder / name).unlink(missing_ok=True)
+        (folder / STATE_FILE).unlink(missing_ok=True)
     args.distributed_state.wait_for_everyone()
 
 

@@ -19,6 +19,7 @@ from hf_domino._common.refusal import refusal
 from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, config_classes
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.identity import identify
 from hf_domino.target.loading import AutoTarget, place_target
@@ -29,7 +30,7 @@ from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
 from hf_domino.training.plan import follow_minutes, go_on_with_plan, say_what_it_takes
-from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
+from hf_domino.training.resuming import RUN_FILE, alone_in_folder, delete_run, find_checkpoint
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -55,6 +56,9 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     check_fields(names, shape, data, args)
     folder = Path(str(args.output_dir))
     check_writable(folder, "output_dir")
+    if not (folder / RUN_FILE).is_file() and any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
+        remedy = "Choose another: the drafter would be written over it."
+        raise refusal("output_dir", "a folder without a model that was made elsewhere", str(folder), remedy)
     with alone_in_folder(args), needing_room(folder, MAKE_ROOM):
         trainer, checkpoint = make_trainer(names, shape, data, args, since)
         if trainer.is_world_process_zero():
@@ -185,9 +189,6 @@ def check_fields(
         if names.drafter is None and (value := getattr(args, name)):
             remedy = "Name the drafter to start from: --drafter FOLDER."
             raise refusal(f"{name} of a new drafter", None, value, remedy)
-    if args.minutes is not None and args.world_size > 1:
-        remedy = "Each process would make its own plan: set max_steps and num_anchors."
-        raise refusal("minutes with several processes", "left out", args.minutes, remedy)
     if args.use_peft and overrides:
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)

@@ -91,6 +91,8 @@ def test_a_copy_in_another_dtype_and_place_goes_on(finished, recipe, train, save
 
 
 def test_overwriting_starts_again(finished, recipe, train, other_target, tmp_path, capsys):
+    assert train(recipe, f"--output_dir={recipe['target']}", "--overwrite", "true") == 2
+    assert "output_dir must be a folder without a model that was made elsewhere" in capsys.readouterr().err
     (finished / "notes.txt").write_text("mine")
     (tmp_path / "bad.jsonl").write_text('{"input_ids": "none"}\n')
     assert train(recipe | {"train_file": str(tmp_path / "bad.jsonl")}, "--overwrite", "true") == 2

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.notices import notice
@@ -149,6 +150,7 @@ class DominoTrainer(Trainer):
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config.layer_ids(target.config))
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self._losses: list[tuple[int, torch.Tensor]] = []  # of steps, to be looked at
+        self._order = torch.Generator()  # of rows that are grouped by their lengths
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
         self.meter = Meter(model.config, args.device)
         show_less(self.callback_handler.callbacks)
@@ -191,9 +193,12 @@ class DominoTrainer(Trainer):
         return super().create_optimizer(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Order rows as asked; for their lengths, no hidden states are read."""
+        """Order rows as asked, by the epoch; for their lengths, no hidden states are read."""
         rows = train_dataset or self.train_dataset
-        return super()._get_train_sampler(rows.rows if isinstance(rows, CachedRows) else rows)
+        sampler: Any = super()._get_train_sampler(rows.rows if isinstance(rows, CachedRows) else rows)
+        if isinstance(sampler, LengthGroupedSampler):  # else torch's own random state decides
+            sampler.generator = self._order
+        return sampler
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
@@ -202,7 +207,9 @@ class DominoTrainer(Trainer):
         if self.state.global_step >= self.state.max_steps:  # a checkpoint's; Transformers would train a step more
             self.control.should_training_stop = True
             return [], torch.zeros(())
-        self._epoch.fill_(int(self.state.epoch or 0))
+        epoch = int(self.state.epoch or 0)
+        self._epoch.fill_(epoch)
+        self._order.manual_seed(self.args.seed + epoch)
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # of loss weights and of tokens
         for batch in batches:

@@ -78,18 +78,20 @@ def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trai
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "muon_learning_rate", "kind"),
+    ("accumulation", "muon_learning_rate", "kind", "order"),
     [
-        (2, 0.01, "domino"),
-        (1, None, "eagle3"),
+        (2, 0.01, "domino", "random"),
+        (1, None, "eagle3", "random"),
+        (2, None, "dflash", "group_by_length"),
     ],
 )
 def test_a_resumed_training_equals_an_uninterrupted_one(
-    accumulation, muon_learning_rate, kind, target, make_drafter, make_trainer, greedy_rows, tmp_path
+    accumulation, muon_learning_rate, kind, order, target, make_drafter, make_trainer, greedy_rows, tmp_path
 ):
     fields = {
         "max_steps": 7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation,
         "save_strategy": "steps", "save_steps": 3, "logging_steps": 1, "muon_learning_rate": muon_learning_rate,
+        "train_sampling_strategy": order,
     }  # fmt: skip
     whole = make_trainer(make_drafter(target, projector_type=kind), greedy_rows, **fields)
     whole.train()

@@ -152,11 +152,11 @@ def load_rows(
 ) -> RowDataset:
     """Read training files or a data set, once: the rows are kept in the cache of `datasets`.
 
-    A `.jsonl` file holds one object per line, a `.json` file a list of objects or the same lines, a `.parquet` file one
-    in each row. An object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or
-    `messages` or `conversations` (loss on assistant tokens), or `input_ids` with `prompt_length` or `loss_mask` (what
-    [`write_data`] writes). Rows are cut at `max_length`. Other fields that change the loss or the prompt are read or
-    refused by name: `NAMES` of `hf_domino.data.names` lists them.
+    A `.jsonl` file holds one object per line, a `.json` file a list of objects, a `.parquet` file one in each row. An
+    object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or `messages` or
+    `conversations` (loss on assistant tokens), or `input_ids` with `prompt_length` or `loss_mask` (what [`write_data`]
+    writes). Rows are cut at `max_length`. Other fields that change the loss or the prompt are read or refused by name:
+    `NAMES` of `hf_domino.data.names` lists them.
 
     Args:
         path (`str`, `Path`, a list of these, or `Source`): The file or files, or a [`~data.records.from_dataset`].

@@ -69,8 +69,9 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("max_steps", lambda value: value == -1 or value >= 1, "at least 1, or -1 for num_train_epochs"),
             ("num_train_epochs minutes", lambda value: value > 0, "above 0"),
             ("seed data_seed", lambda value: 0 <= value <= MOST_SEED, f"in [0, {MOST_SEED}]"),
+            ("neftune_noise_alpha label_smoothing_factor", lambda value: not value, "left out: it has no use here"),
             ("lora_dropout", lambda value: 0 <= value < 1, "in [0, 1)"),
-            ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
+            ("walk_rows learning_rate muon_learning_rate weight_decay", lambda value: value >= 0, "at least 0"),
             (
                 "lambda_base_decay_ratio lambda_base_start distillation_weight",
                 lambda value: 0 <= value <= 1,

@@ -263,7 +263,7 @@ class DominoTrainer(Trainer):
         metrics = meter.means(self.accelerator, by_position=True)
         metrics["loss"] = metrics["corrected_loss"]
         if self.args.walk_rows:
-            rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
+            rows = list(itertools.islice(dataloader.dataset, self.args.walk_rows))
             # All processes walk the same rows.
             metrics |= walked_metrics(self.drafter, self.target.model, rows)
         prefix = kwargs.get("metric_key_prefix", "eval")

@@ -39,7 +39,8 @@ START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in P
 @contextmanager
 def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
     """Refuse a second run in `output_dir` while one is at work there: each would delete the other's checkpoints."""
-    lock = FileLock(f"{os.path.realpath(str(args.output_dir))}.lock")  # of the folder, however it was spelled
+    # In the folder, because nothing beside it may be writable, and by a name that no trainer pushes to the Hub.
+    lock = FileLock(os.path.realpath(f"{args.output_dir}/_lock"))
     if args.process_index == 0:
         try:
             lock.acquire(timeout=0)

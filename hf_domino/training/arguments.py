@@ -78,18 +78,14 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
                 "in [0, 1]",
             ),
             ("loss_decay", lambda value: value > 0, "above 0, or None for the published value"),
+            ("position_weights", lambda value: value in ("decay", "dpace"), "decay or dpace"),
+            ("train_only", lambda value: value == "head", "'head' or left out"),
         ):
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not is_right(value):
-                    raise ValueError(f"{name} must be {allowed}, got {value}.")
+                    raise ValueError(f"{name} must be {allowed}, got {value!r}.")
         if self.minutes is not None and self.max_steps != -1:
             raise refusal("max_steps with minutes", "left out", self.max_steps, "Set one of the two.")
-        if self.position_weights not in ("decay", "dpace"):
-            raise ValueError(f"position_weights must be decay or dpace, got {self.position_weights!r}.")
-        if self.train_only not in (None, "head"):
-            raise refusal(
-                "train_only", "'head' or left out", self.train_only, "Without it, the whole drafter is trained."
-            )
         if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
             remedy = "Set walk_rows to 1 or more."
             raise refusal("metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy)

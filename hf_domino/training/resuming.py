@@ -7,7 +7,6 @@ be changed on the way.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,13 +22,13 @@ from hf_domino._common.notices import notice
 from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
+from hf_domino.formats.source import CONFIG, read_object
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import LORA, DominoTrainingArguments
 from hf_domino.training.fields import DrafterArguments
 
 STATE_FILE = "trainer_state.json"
 RUN_FILE = "run.json"
-CONFIG_FILE = "config.json"
 # What the optimizer's state decides.
 KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
 BASE_DIGEST = "digest of the drafter under the adapter"
@@ -91,7 +90,7 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
 def is_whole(folder: Path) -> bool:
     """Whether all of a checkpoint, or of a finished run, was written: its state is, which comes last."""
     try:
-        json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        read_object(folder / STATE_FILE)
     except (OSError, ValueError):
         return False
     return True
@@ -111,7 +110,7 @@ def check_resumable(
     checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
 ) -> None:
     """Refuse a checkpoint of another target, shape, optimizer or, under an adapter, of another drafter."""
-    saved, run, target_of_adapter = (_read(Path(checkpoint) / name) for name in (CONFIG_FILE, RUN_FILE, TARGET_FILE))
+    saved, run, target_of_adapter = (_read(Path(checkpoint) / name) for name in (CONFIG, RUN_FILE, TARGET_FILE))
     recorded = TargetIdentity.from_dict(target_of_adapter)
     if saved:
         recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved))
@@ -138,5 +137,5 @@ def kept_of(args: DominoTrainingArguments) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     if path.is_file():
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     return {}

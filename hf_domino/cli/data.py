@@ -97,16 +97,16 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """Connect to the server; return the target's writer, the tokens that end its texts, and its identity."""
-    from transformers import GenerationConfig
+    from transformers import AutoConfig, GenerationConfig
 
     from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import EndpointWriter
     from hf_domino.target.identity import TargetIdentity
 
     try:
-        ends = eos_ids_of(GenerationConfig.from_pretrained(options.target))
+        config = GenerationConfig.from_pretrained(options.target)
     except OSError:  # a target without a generation configuration
-        ends = (tokenizer.eos_token_id,)
+        config = AutoConfig.from_pretrained(options.target).get_text_config(decoder=True)
+    ends = eos_ids_of(config)
     model = options.endpoint_model or options.target
-    writer = EndpointWriter(options.endpoint, model, ends)
-    return writer, ends, TargetIdentity(name=model)
+    return EndpointWriter(options.endpoint, model, ends), ends, TargetIdentity(name=model)

@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        if options.traceback or not (isinstance(error, (ValueError, OSError)) or why_no_room(error)):
+        if options.traceback or not (isinstance(error, (ValueError, OSError, ImportError)) or why_no_room(error)):
             raise
         if isinstance(error, OSError) and error.strerror and error.filename:  # raised by the operating system
             error = OSError(f"{error.filename} cannot be used: {error.strerror}. Name another place, or free that one.")

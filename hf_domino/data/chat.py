@@ -54,6 +54,7 @@ def read_string(record: Fields, field: str) -> str:
     value = record.get(field)
     if not isinstance(value, str):
         raise ValueError(f"field `{field}` must be a string, got {str(value)[:60]}.")
+    value.encode()  # an error for half a surrogate pair, which no tokenizer takes
     return value
 
 
@@ -106,6 +107,7 @@ def _read_message(given: Any, name: str) -> Message:
         content = ""
     if not isinstance(content, str) or not isinstance(speaker, str):
         raise ValueError(f"{name} must have {MESSAGE_FIELDS}, got {str(given)[:60]}.")
+    content.encode()
     if speaker not in roles:
         remedy = "Rename the speaker, or give the rendered chat as `prompt` and `completion`."
         raise invalid_argument(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)

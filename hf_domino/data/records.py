@@ -127,7 +127,7 @@ def at(place: str) -> Iterator[None]:
 
 
 def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
-    with at(str(path)), path.open(encoding="utf-8") as file:
+    with at(str(path)), path.open(encoding="utf-8-sig") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
                 with at(f"line {number} must be a JSON object"):
@@ -137,7 +137,9 @@ def _json_lines(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _json_list(path: Path) -> Iterator[tuple[str, Any]]:
     with at(f"{path} must be a JSON list of objects (a file of lines is called .jsonl)"):
-        records = json.loads(path.read_text(encoding="utf-8"))
+        records = json.loads(path.read_text(encoding="utf-8-sig"))
+    if not isinstance(records, list):
+        records = [records]
     for number, record in enumerate(records, start=1):
         yield f"{path}, item {number}", record
 

@@ -124,6 +124,9 @@ def _begin(output: Path, record: dict[str, Any]) -> None:
             if name != "target" and found.get(name) != value:
                 raise invalid_argument(name, f"{found.get(name)!r}, as when {output} was begun", value, START_AGAIN)
         return
+    if any((output / name).exists() for name in (TRAIN, EVALUATION)):
+        remedy = "Choose another: these would be written over."
+        raise invalid_argument("output", f"a folder without {TRAIN} and {EVALUATION} of others", str(output), remedy)
     versions = {
         "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
     }  # fmt: skip

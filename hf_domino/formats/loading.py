@@ -230,7 +230,7 @@ def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None
     fitting = config.projector_type
     why = ""
     headless = config.headless()
-    if own and headless is not None and parts.isdisjoint(own):
+    if own and headless is not None and "layers" in parts and parts.isdisjoint(own):
         fitting = headless.projector_type
         why = f"it has no {' and '.join(own)}: plain {headless.title}"
     for method in config_classes():

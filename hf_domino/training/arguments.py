@@ -71,26 +71,23 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
             ("max_steps", lambda value: value == -1 or value >= 1, "at least 1, or -1 for num_train_epochs"),
             ("num_train_epochs minutes", lambda value: value > 0, "above 0"),
             ("seed data_seed", lambda value: 0 <= value <= MOST_SEED, f"in [0, {MOST_SEED}]"),
+            ("neftune_noise_alpha label_smoothing_factor", lambda value: not value, "left out: it has no use here"),
             ("lora_dropout", lambda value: 0 <= value < 1, "in [0, 1)"),
-            ("walk_rows learning_rate muon_learning_rate", lambda value: value >= 0, "at least 0"),
+            ("walk_rows learning_rate muon_learning_rate weight_decay", lambda value: value >= 0, "at least 0"),
             (
                 "lambda_base_decay_ratio lambda_base_start distillation_weight",
                 lambda value: 0 <= value <= 1,
                 "in [0, 1]",
             ),
             ("loss_decay", lambda value: value > 0, "above 0, or None for the published value"),
+            ("position_weights", lambda value: value in ("decay", "dpace"), "decay or dpace"),
+            ("train_only", lambda value: value == "head", "'head' or left out"),
         ):
             for name in names.split():
                 if (value := getattr(self, name)) is not None and not is_right(value):
-                    raise ValueError(f"{name} must be {allowed}, got {value}.")
+                    raise ValueError(f"{name} must be {allowed}, got {value!r}.")
         if self.minutes is not None and self.max_steps != -1:
             raise invalid_argument("max_steps with minutes", "left out", self.max_steps, "Set one of the two.")
-        if self.position_weights not in ("decay", "dpace"):
-            raise ValueError(f"position_weights must be decay or dpace, got {self.position_weights!r}.")
-        if self.train_only not in (None, "head"):
-            raise invalid_argument(
-                "train_only", "'head' or left out", self.train_only, "Without it, the whole drafter is trained."
-            )
         if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
             remedy = "Set walk_rows to 1 or more."
             raise invalid_argument(

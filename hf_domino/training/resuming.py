@@ -7,7 +7,6 @@ of the optimizer depends on. None of these can change when a run is resumed.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -23,13 +22,13 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
+from hf_domino.formats.source import CONFIG, read_object
 from hf_domino.target.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import LORA, DominoTrainingArguments
 from hf_domino.training.fields import DrafterArguments
 
 STATE_FILE = "trainer_state.json"
 RUN_FILE = "run.json"
-CONFIG_FILE = "config.json"
 # Arguments that cannot change, because the optimizer's state depends on them.
 FIXED_ARGUMENTS = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
 BASE_DIGEST = "digest of the drafter under the adapter"
@@ -39,7 +38,8 @@ START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in P
 @contextmanager
 def lock_folder(args: DominoTrainingArguments) -> Iterator[None]:
     """Lock `output_dir`; raise a `ValueError` if another run uses it, because each would delete the other's files."""
-    lock = FileLock(f"{os.path.realpath(str(args.output_dir))}.lock")  # the same lock for every spelling of the path
+    # The lock is in the folder, whose parent may be read-only. No trainer pushes a file of this name to the Hub.
+    lock = FileLock(os.path.realpath(f"{args.output_dir}/_lock"))
     if args.process_index == 0:
         try:
             lock.acquire(timeout=0)
@@ -93,20 +93,19 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
 def is_whole(folder: Path) -> bool:
     """Whether a checkpoint or a finished run was written completely: it has the trainer's state, which comes last."""
     try:
-        json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
+        read_object(folder / STATE_FILE)
     except (OSError, ValueError):
         return False
     return True
 
 
 def delete_run(args: DominoTrainingArguments) -> None:
-    """Delete the checkpoints and records of an earlier run in `output_dir`."""
+    """Delete the checkpoints and the state of an earlier run in `output_dir`."""
     folder = Path(str(args.output_dir))
     if args.process_index == 0:
         for path in folder.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             shutil.rmtree(path, ignore_errors=True)
-        for name in (STATE_FILE, RUN_FILE):
-            (folder / name).unlink(missing_ok=True)
+        (folder / STATE_FILE).unlink(missing_ok=True)
     args.distributed_state.wait_for_everyone()
 
 
@@ -114,7 +113,7 @@ def check_resumable(
     checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
 ) -> None:
     """Raise a `ValueError` if a checkpoint has another target, shape, optimizer, or drafter under its adapter."""
-    saved, run, target_of_adapter = (_read(Path(checkpoint) / name) for name in (CONFIG_FILE, RUN_FILE, TARGET_FILE))
+    saved, run, target_of_adapter = (_read(Path(checkpoint) / name) for name in (CONFIG, RUN_FILE, TARGET_FILE))
     recorded = TargetIdentity.from_dict(target_of_adapter)
     if saved:
         recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved))
@@ -141,5 +140,5 @@ def fixed_arguments(args: DominoTrainingArguments) -> dict[str, Any]:
 
 def _read(path: Path) -> dict[str, Any]:
     if path.is_file():
-        return json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path)
     return {}

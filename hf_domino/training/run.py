@@ -19,6 +19,7 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, config_classes
+from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.identity import identify
 from hf_domino.target.loading import AutoTarget, place_target
@@ -29,7 +30,7 @@ from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, CONV_KERNEL_SIZE, extend_drafter, fields_of_head
 from hf_domino.training.plan import follow_minutes, print_requirements, resume_plan
-from hf_domino.training.resuming import delete_run, find_checkpoint, lock_folder
+from hf_domino.training.resuming import RUN_FILE, delete_run, find_checkpoint, lock_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -55,6 +56,9 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     check_fields(names, shape, data, args)
     folder = Path(str(args.output_dir))
     check_writable(folder, "output_dir")
+    if not (folder / RUN_FILE).is_file() and any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
+        remedy = "Choose another: the drafter would be written over it."
+        raise invalid_argument("output_dir", "a folder without a model that was made elsewhere", str(folder), remedy)
     with lock_folder(args), needing_room(folder, MAKE_ROOM):
         trainer, checkpoint = make_trainer(names, shape, data, args, since)
         if trainer.is_world_process_zero():

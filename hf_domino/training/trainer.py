@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import PreTrainedModel, Trainer
+from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.errors import invalid_argument
@@ -160,6 +161,7 @@ class DominoTrainer(Trainer):
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config.layer_ids(target.config))
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self._losses: list[tuple[int, torch.Tensor]] = []  # steps and their losses that are not yet checked
+        self._order = torch.Generator()  # of examples that are grouped by length
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # not yet counted in the state
         self.meter = Meter(model.config, args.device)
         show_less(self.callback_handler.callbacks)
@@ -204,7 +206,10 @@ class DominoTrainer(Trainer):
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Return the sampler that the arguments ask for, without reading hidden states to learn the lengths."""
         rows = train_dataset or self.train_dataset
-        return super()._get_train_sampler(rows.rows if isinstance(rows, CachedRows) else rows)
+        sampler: Any = super()._get_train_sampler(rows.rows if isinstance(rows, CachedRows) else rows)
+        if isinstance(sampler, LengthGroupedSampler):  # else torch's own random state decides
+            sampler.generator = self._order
+        return sampler
 
     def get_batch_samples(
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
@@ -213,7 +218,9 @@ class DominoTrainer(Trainer):
         if self.state.global_step >= self.state.max_steps:  # resumed at its end; Transformers would train one step more
             self.control.should_training_stop = True
             return [], torch.zeros(())
-        self._epoch.fill_(int(self.state.epoch or 0))
+        epoch = int(self.state.epoch or 0)
+        self._epoch.fill_(epoch)
+        self._order.manual_seed(self.args.seed + epoch)
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # loss weights, tokens
         for batch in batches:
@@ -267,7 +274,7 @@ class DominoTrainer(Trainer):
         metrics = meter.means(self.accelerator, by_position=True)
         metrics["loss"] = metrics["corrected_loss"]
         if self.args.walk_rows:
-            rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
+            rows = list(itertools.islice(dataloader.dataset, self.args.walk_rows))
             # All processes simulate the same examples.
             metrics |= simulated_metrics(self.drafter, self.target.model, rows)
         prefix = kwargs.get("metric_key_prefix", "eval")

@@ -48,6 +48,7 @@ DENIED = "/etc/shadow cannot be used: Permission denied. Name another place, or 
         (None, 0, ""),
         (1, 1, ""),
         (KeyboardInterrupt(), cli.INTERRUPTED, ""),
+        (ImportError("pip install x"), cli.USER_ERROR, "hf-domino env: pip install x\n"),
         (FileNotFoundError("no pair at here"), cli.USER_ERROR, "hf-domino env: no pair at here\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"),

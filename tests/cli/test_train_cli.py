@@ -139,6 +139,8 @@ def test_a_recipe_that_is_no_yaml_is_named(content, tmp_path, capsys):
         ({"projector_type": "dspark", "emb_dim": 8}, "emb_dim of a DSpark drafter must be left out"),
         ({"max_steps": -7}, "max_steps must be at least 1, or -1 for num_train_epochs, got -7"),
         ({"num_train_epochs": -1}, "num_train_epochs must be above 0, got -1"),
+        ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha must be left out: it has no use here, got 5.0"),
+        ({"weight_decay": -1.0}, "weight_decay must be at least 0, got -1.0"),
         ({"seed": 2**70}, "seed must be in [0, 4294967295], got 1180591620717411303424"),
         ({"per_device_train_batch_size": 0}, "per_device_train_batch_size must be at least 1, got 0"),
     ],

@@ -112,6 +112,8 @@ def test_lines_a_table_and_a_parquet_file_with_its_nulls_are_the_same_rows(rows_
         ({"messages": [{**USER, "role": "human"}, ANSWER]}, r"messages\[0\]`: the speaker must be .* got 'human'"),
         ({"messages": [USER, ANSWER], "tools": "a hammer"}, "`tools` must be a list of objects"),
         ({"messages": []}, "`messages` must be a list of messages"),
+        ({"messages": [USER, {**ANSWER, "content": "cut \ud83d"}]}, "surrogates not allowed"),
+        ({"text": "cut \ud83d"}, "surrogates not allowed"),
         ({"messages": [ANSWER]}, "must hold an assistant message that answers another"),
         ({"prompt": [USER], "completion": [USER]}, "must hold an assistant message that answers another"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -89,6 +90,13 @@ def test_the_command_writes_by_an_endpoint(serve, saved_pair, tmp_path, capsys):
     assert main([*call, "--output", str(tmp_path / "data")]) == 0
     (row,) = read_lines(tmp_path / "data/train.jsonl")
     assert (row["completion"], row["input_ids"][-3:], sum(row["loss_mask"])) == ("hi", [*HI, EOS], 3)
+    target = tmp_path / "target"  # without a generation configuration, and with another end in config.json
+    shutil.copytree(saved_pair[0], target, ignore=shutil.ignore_patterns("generation_config.json"))
+    config = json.loads((target / "config.json").read_text())
+    (target / "config.json").write_text(json.dumps(config | {"eos_token_id": [HI[-1], EOS]}))
+    assert main([*call, "--target", str(target), "--output", str(tmp_path / "other")]) == 0
+    (row,) = read_lines(tmp_path / "other/train.jsonl")
+    assert (row["input_ids"][-2:], sum(row["loss_mask"])) == (HI, 2)
     for text, reason in (("y", "no such model"), ("x", "token_ids")):
         write_lines(prompts, [{"text": text}])
         assert main([*call, "--output", str(tmp_path / reason)]) == 2

@@ -20,9 +20,9 @@ def ids(source, tokenizer, **kwargs):
 def test_a_json_file_holds_a_list_and_a_jsonl_file_lines(tmp_path):
     written = [{"text": 'a [long] {text} \\ " ü ' * 9, "n": -1.5e3}, {}, {"text": "b", "x": [True, None, "]"]}]
     path, lines = tmp_path / "rows.json", tmp_path / "rows.jsonl"
-    path.write_text(json.dumps(written, indent=2), encoding="utf-8")
+    path.write_text(json.dumps(written, indent=2), encoding="utf-8-sig")  # with a mark, as Windows writes it
     assert list(read_records(path)) == [(f"{path}, item {n}", record) for n, record in enumerate(written, start=1)]
-    lines.write_text("".join(f"{json.dumps(record)}\n\n" for record in written))
+    lines.write_text("".join(f"{json.dumps(record)}\n\n" for record in written), encoding="utf-8-sig")
     assert list(read_records(lines)) == [(f"{lines}, line {n}", r) for n, r in zip((1, 3, 5), written, strict=True)]
 
 
@@ -32,6 +32,7 @@ def test_a_json_file_holds_a_list_and_a_jsonl_file_lines(tmp_path):
         ("rows.json", b'[\n{"n": 1}\n{"n": 2}]', " must be a JSON list of objects .*: .* line 3"),
         ("rows.json", b'{"n": 1}\n{"n": 2}', r" must be a JSON list of objects \(a file of lines is called .jsonl\)"),
         ("rows.json", b'[\n{"n": 1},\n7]', ", item 2: must be a JSON object, got int"),
+        ("rows.json", b"7", ", item 1: must be a JSON object, got int"),
         ("rows.jsonl", b"{}\n\n{'n': 1}", ": line 3 must be a JSON object"),
         ("rows.jsonl", b"[1]", ", line 1: must be a JSON object, got list"),
         ("rows.parquet", b'{"text": "a"}', " must be a parquet file"),

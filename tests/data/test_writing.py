@@ -144,6 +144,12 @@ def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
         identity = TargetIdentity(name=name, weights_digest=digest)
         return write(say=lambda text, row, seed: word_of(row, seed), identity=identity, **options)
 
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data/train.jsonl").write_text("mine")
+    with pytest.raises(ValueError, match=r"output must be a folder without train\.jsonl"):
+        begin()
+    assert (tmp_path / "data/train.jsonl").read_text() == "mine"
+    (tmp_path / "data/train.jsonl").unlink()
     begin()
     begin("copy", settings={"eval_rows": 2})
     with pytest.raises(ValueError, match=r"weights_digest must be 'a' .*another folder"):

@@ -281,6 +281,13 @@ def test_tensors_that_are_not_the_drafters(broken, name, tensors, said):
     assert_named(broken(name, tensors=tensors), said)
 
 
+def test_renamed_tensors_are_no_other_method(broken):
+    folder = broken(OURS)
+    renamed = {f"module.{name}": tensor for name, tensor in load_file(folder / SINGLE).items()}
+    save_file(renamed, folder / SINGLE, metadata={"format": "pt"})
+    assert_named(folder, r"tensors must be complete \(projector_type='domino'.* without embed_proj")
+
+
 def test_weights_that_are_replaced_while_they_are_loaded(tiny_qwen3, tmp_path, monkeypatch):
     """Headers are read first: what is missing behind them would be random."""
     build_drafter(tiny_qwen3).save_pretrained(tmp_path)

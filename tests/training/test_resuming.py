@@ -91,6 +91,8 @@ def test_a_copy_in_another_dtype_and_place_goes_on(finished, recipe, train, save
 
 
 def test_overwriting_starts_again(finished, recipe, train, other_target, tmp_path, capsys):
+    assert train(recipe, f"--output_dir={recipe['target']}", "--overwrite", "true") == 2
+    assert "output_dir must be a folder without a model that was made elsewhere" in capsys.readouterr().err
     (finished / "notes.txt").write_text("mine")
     (tmp_path / "bad.jsonl").write_text('{"input_ids": "none"}\n')
     assert train(recipe | {"train_file": str(tmp_path / "bad.jsonl")}, "--overwrite", "true") == 2
@@ -109,7 +111,9 @@ def test_a_second_run_in_a_folder_is_refused_however_the_folder_is_spelled(spell
     folder = tmp_path / "run"
     (folder / "checkpoint-1").mkdir(parents=True)
     (tmp_path / "link").symlink_to(folder)
+    before = set(tmp_path.iterdir())
     with lock_folder(SimpleNamespace(output_dir=str(folder), process_index=0)):
+        assert set(tmp_path.iterdir()) == before  # which may be read-only
         assert train(recipe | {"output_dir": spelling.format(folder, tmp_path)}, "--overwrite", "true") == 2
     assert "output_dir must be a folder that no other training writes to" in capsys.readouterr().err
     assert (folder / "checkpoint-1").is_dir()

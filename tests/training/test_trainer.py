@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from datasets import Dataset
 
 from hf_domino import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -78,18 +79,20 @@ def test_logged_losses_are_averages_of_the_steps(target, make_drafter, make_trai
 
 
 @pytest.mark.parametrize(
-    ("accumulation", "muon_learning_rate", "kind"),
+    ("accumulation", "muon_learning_rate", "kind", "order"),
     [
-        (2, 0.01, "domino"),
-        (1, None, "eagle3"),
+        (2, 0.01, "domino", "random"),
+        (1, None, "eagle3", "random"),
+        (2, None, "dflash", "group_by_length"),
     ],
 )
 def test_a_resumed_training_equals_an_uninterrupted_one(
-    accumulation, muon_learning_rate, kind, target, make_drafter, make_trainer, greedy_rows, tmp_path
+    accumulation, muon_learning_rate, kind, order, target, make_drafter, make_trainer, greedy_rows, tmp_path
 ):
     fields = {
         "max_steps": 7, "per_device_train_batch_size": 2, "gradient_accumulation_steps": accumulation,
         "save_strategy": "steps", "save_steps": 3, "logging_steps": 1, "muon_learning_rate": muon_learning_rate,
+        "train_sampling_strategy": order,
     }  # fmt: skip
     whole = make_trainer(make_drafter(target, projector_type=kind), greedy_rows, **fields)
     whole.train()
@@ -123,11 +126,13 @@ def test_accumulation_equals_a_large_batch(target, make_drafter, make_trainer, g
 
 def test_evaluation_does_not_depend_on_batches_and_order(target, make_drafter, make_trainer, greedy_rows):
     drafter, results = make_drafter(target), []
-    for rows, batch_size in ((greedy_rows, 8), (greedy_rows[::-1], 3)):
-        trainer = make_trainer(drafter, rows, rows, num_anchors=2, per_device_eval_batch_size=batch_size, walk_rows=0)
-        metrics = trainer.evaluate()
+    stream = Dataset.from_list(greedy_rows).to_iterable_dataset()
+    for rows, batch_size, walked in ((greedy_rows, 8, 1), (greedy_rows[::-1], 3, 0), (stream, 3, 1)):
+        fields = {"num_anchors": 2, "per_device_eval_batch_size": batch_size, "walk_rows": walked}
+        metrics = make_trainer(drafter, greedy_rows, rows, **fields).evaluate()
         results.append([metrics["eval_loss"], metrics["eval_base_loss"], metrics["eval_acceptance_length"]])
-    assert results[0] == pytest.approx(results[1], rel=1e-5)
+        assert ("eval_walked_acceptance_length" in metrics) == walked
+    assert results[1:] == [pytest.approx(results[0], rel=1e-5)] * 2
 
 
 def test_the_target_is_neither_trained_nor_saved(target, make_drafter, make_trainer, greedy_rows, tmp_path):

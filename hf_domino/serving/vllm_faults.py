@@ -1,12 +1,13 @@
-"""Mend faults of vLLM on a CPU that cost acceptance or change texts, if a trial finds them.
+"""Mend faults of vLLM on a CPU that cost acceptance, change texts or end a start.
 
-`docs/upstream.md` describes each fault for vLLM, with a reproduction. Without a fault, nothing is changed.
+`docs/upstream.md` describes each fault for vLLM, with a reproduction. Where a trial finds no fault, nothing is changed.
 
 Shapes: L layers, D width of a head, C context positions, B requests, N proposals of all requests.
 """
 
 from __future__ import annotations
 
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -16,6 +17,7 @@ from vllm.logger import init_logger
 from vllm.v1.sample import rejection_sampler
 
 logger = init_logger("vllm.hf_domino")
+NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)  # of modes, which would see the operations
 
 
 def mend_context_norms(model: Any) -> None:
@@ -62,3 +64,22 @@ def _expand(
     """Expand the values `[B]` of requests to their proposals `[N]`; the signature is vLLM's."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts, output_size=num_tokens)
+
+
+def mend_release() -> None:
+    """Let the garbage collector free oneDNN's copy of a matrix at any time, also while vLLM compiles a model.
+
+    On a CPU `__del__` reads a number from a tensor. In the middle of a trace this calls itself without end, and the
+    server does not start. A drafter's own lm_head, for which vLLM puts in the target's, leaves such a matrix.
+    """
+    handler: Any = getattr(ops, "CPUDNNLGEMMHandler", None)
+    if not hasattr(handler, "__del__") or hasattr(handler.__del__, "__wrapped__"):
+        return  # another version of vLLM, or mended
+    release = handler.__del__
+
+    @wraps(release)
+    def outside_a_trace(self: Any) -> None:
+        with torch._C._ForceDispatchKeyGuard(NO_KEYS, NO_KEYS):
+            release(self)
+
+    handler.__del__ = outside_a_trace

@@ -20,7 +20,7 @@ from hf_domino.formats.draft_vocabulary import T2D, drafted_ids
 from hf_domino.formats.loading import check_tensors
 from hf_domino.serving.head import BlockHead, anchors_of
 from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
-from hf_domino.serving.vllm_faults import mend_context_norms, mend_expansion
+from hf_domino.serving.vllm_faults import mend_context_norms, mend_expansion, mend_release
 
 logger = init_logger("vllm.hf_domino")
 V2_NOTICE = (
@@ -80,6 +80,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         super().load_weights(weights)
         mend_context_norms(self.model)
         mend_expansion(self.lm_head.weight.device)
+        mend_release()
 
     def _load_head(self, drafter_config: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Load the tensors that vLLM does not know, and return the others."""

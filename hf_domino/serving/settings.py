@@ -1,6 +1,6 @@
 """Check which drafters and settings of a server can be served, and name those that cannot.
 
-The settings are those of `--speculative-config`. Nothing here imports vLLM.
+The settings are those of `--speculative-config` and numbers of devices. Nothing here imports vLLM.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     return config if VLLM.plugin_for(config) else None
 
 
-def check_settings(
-    config: DominoConfig, settings: Mapping[str, Any], tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
-) -> None:
+def check_settings(config: DominoConfig, settings: Mapping[str, Any]) -> None:
     """Raise an error for settings under which the drafter would not draft as it was trained to."""
     for name, (expected, why) in SETTINGS.items():
         value = settings.get(name)
@@ -75,8 +73,8 @@ def check_settings(
     if not isinstance(count, int) or not 1 <= count <= most:
         remedy = f"A block has the anchor and {most} proposals."
         raise refusal("num_speculative_tokens", f"in [1, {most}] (block_size={config.block_size})", count, remedy)
-    sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
-    for name, size in sizes.items():
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = settings.get(name, 1)
         if size != 1:
             raise refusal(name, 1, size, "The head's weights are not split. Serve on one device, or without it.")
 

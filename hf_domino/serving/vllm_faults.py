@@ -7,7 +7,6 @@ Shapes: L layers, D width of a head, C context positions, B requests, N proposal
 
 from __future__ import annotations
 
-from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -17,7 +16,7 @@ from vllm.logger import init_logger
 from vllm.v1.sample import rejection_sampler
 
 logger = init_logger("vllm.hf_domino")
-NO_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.Undefined)  # of modes, which would see the operations
+NO_KEYS = torch._C.DispatchKeySet.from_raw_repr(0)  # without those of a trace
 
 
 def mend_context_norms(model: Any) -> None:
@@ -29,7 +28,7 @@ def mend_context_norms(model: Any) -> None:
     if not hasattr(model, "_k_norm_weights") or not hasattr(model, "_normalize_context_k"):
         return  # another version of vLLM, in which other drafters must still load
     weights = model._k_norm_weights  # [L, D]
-    ones = weights.new_ones(len(weights), 1, 1, weights.shape[1])
+    ones = torch.ones_like(weights)[:, None, None]
     normed = model._normalize_context_k(ones)[:, 0, 0]
     if not torch.allclose(normed.float(), weights.float(), rtol=1e-2, atol=1e-3):
         model._normalize_context_k = MethodType(_normalize_by_layer, model)
@@ -67,19 +66,17 @@ def _expand(
 
 
 def mend_release() -> None:
-    """Let the garbage collector free oneDNN's copy of a matrix at any time, also while vLLM compiles a model.
+    """Let the garbage collector free a matrix of oneDNN at any time, also while vLLM compiles a model.
 
-    On a CPU `__del__` reads a number from a tensor. In the middle of a trace this calls itself without end, and the
-    server does not start. A drafter's own lm_head, for which vLLM puts in the target's, leaves such a matrix.
+    On a CPU its `__del__` reads a number from a tensor, which in the middle of a trace calls itself without end and
+    ends the server. Such a matrix is left of a drafter's own lm_head, in whose place vLLM puts the target's.
     """
-    handler: Any = getattr(ops, "CPUDNNLGEMMHandler", None)
-    if not hasattr(handler, "__del__") or hasattr(handler.__del__, "__wrapped__"):
-        return  # another version of vLLM, or mended
-    release = handler.__del__
+    if not hasattr(ops, "CPUDNNLGEMMHandler"):
+        return  # another version of vLLM
+    release = ops.CPUDNNLGEMMHandler.__del__
 
-    @wraps(release)
     def outside_a_trace(self: Any) -> None:
         with torch._C._ForceDispatchKeyGuard(NO_KEYS, NO_KEYS):
             release(self)
 
-    handler.__del__ = outside_a_trace
+    ops.CPUDNNLGEMMHandler.__del__ = outside_a_trace

@@ -17,6 +17,7 @@ What it leans on, read in vLLM 0.32.0 and 0.33.0:
 - `v1/spec_decode/llm_base_proposer.py`, `SpecDecodeBaseProposer`: insists on that class (`propose`) and takes the
   argmax of `compute_logits` for proposals (`_greedy_sample`).
 - `v1/sample/rejection_sampler.py`, `expand_batch_to_tokens`: one temperature per proposal; a fault on a CPU.
+- `_custom_ops.py`, `CPUDNNLGEMMHandler.__del__`: reads a tensor when a matrix of oneDNN is freed; a fault on a CPU.
 - `v1/spec_decode/dflash.py`, `DFlashProposer.set_inputs_first_pass`: rows `[B (1 + P)]` of which each request's first
   is the anchor and the other P are asked for logits, request by request.
 - `v1/worker/gpu/spec_decode/dflash/speculator.py`, `DFlashSpeculator`: the same of the runner where Triton has a

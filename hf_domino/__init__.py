@@ -1,7 +1,7 @@
-"""Lossless several-fold faster generation for Hugging Face models with Domino speculative decoding.
+"""Domino speculative decoding for Hugging Face models: lossless generation that is several times faster.
 
-Importing it takes a moment and needs no torch: names are loaded when they are asked for, Transformers is patched when
-it is imported (see `integration.patch`), and its auto classes learn of drafters then.
+Importing this package is quick and does not import torch. Public names are loaded when they are first used. As soon as
+Transformers is imported, it is patched (see `integration.patch`) and its auto classes learn the drafters' model type.
 """
 
 import os
@@ -48,7 +48,7 @@ __all__ = [
     "uninstall",
 ]
 
-# Public name -> module it is loaded from.
+# Public name -> the module that it is loaded from.
 _LATER = {
     "CheckResult": "evaluation.check",
     "WidthProbe": "evaluation.check",

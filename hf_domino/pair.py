@@ -1,7 +1,7 @@
 """Find and load a target with its drafters: the bundled pair of a checkout, or another pair with the same layout.
 
-A pair called NAME is two folders side by side: `NAME` (target and tokenizer) and `NAME-domino`. If we may not publish
-the target, its drafter is in the checkout.
+A pair called NAME is two folders side by side: `NAME` (target and tokenizer) and `NAME-domino` (drafter). If we are not
+allowed to publish a target, the checkout has only its drafter.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.dtypes import dtype_of, supported_dtype
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import check_file, read_records
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
@@ -24,14 +24,14 @@ from hf_domino.target.compatibility import check_target
 from hf_domino.target.loading import AutoTarget
 
 BUNDLED = "pycoder-13m"
-CARDS = "model_cards"  # folder of a checkout
+CARDS = "model_cards"  # folder in a checkout of the repository
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
-RECYCLING = "recycling"  # the drafter that needs no training, by its name
+RECYCLING = "recycling"  # name of the drafter that needs no training
 NO_DRAFTER = "no drafter given, and none beside the target: token recycling drafts, which needs no training"
 
 
 def check_device(device: str) -> None:
-    """Raise an error if this torch cannot use a device."""
+    """Raise an error if the installed torch cannot use a device."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
@@ -43,9 +43,10 @@ def check_device(device: str) -> None:
 
 
 def choose_dtype(given: str | None, device: str, target: str | Path | None) -> torch.dtype:
-    """Return the dtype to load a target and its drafters in, which is the same for every command.
+    """Return the dtype to load a target and its drafters in, by the rule that all commands share.
 
-    It is the given one, or else float32 on a CPU and the dtype of the target's checkpoint on a GPU.
+    A `given` dtype is used as it is. The default is float32 on a CPU, and on a GPU the dtype of the target's checkpoint
+    if the GPU supports it.
     """
     check_device(device)
     if given is not None:
@@ -60,7 +61,7 @@ def choose_dtype(given: str | None, device: str, target: str | Path | None) -> t
 
 @dataclass(frozen=True)
 class Pair:
-    """A target, its tokenizer, its drafters by name and method, and a small assistant."""
+    """A target with its tokenizer, its drafters (keyed by name and method) and an optional small assistant."""
 
     name: str
     folder: Path
@@ -71,7 +72,7 @@ class Pair:
 
     @property
     def drafter(self) -> Any:
-        """The first drafter, or None if none was needed and none was there."""
+        """The first drafter; None if the pair was loaded without one."""
         return next(iter(self.drafters.values()), None)
 
     @property
@@ -80,12 +81,12 @@ class Pair:
         return next(iter(self.drafters))
 
     def recycled(self) -> Pair:
-        """Return the pair with token recycling as its drafter, which works for every target."""
+        """Return a copy of the pair that drafts with token recycling, which works for every target."""
         return replace(self, drafters={RECYCLING: recycling(self.target)})
 
 
 def find_pair(path: str | Path | None = None) -> Path:
-    """Return the target folder of a pair."""
+    """Return the target folder of a pair; by default, of the bundled one."""
     candidates = [Path(str(path))]
     if _is_bundled(path):
         candidates = [cards / BUNDLED for cards in _cards()]
@@ -96,7 +97,7 @@ def find_pair(path: str | Path | None = None) -> Path:
 
 
 def find_target(name: str | Path | None = None, field: str = "--target") -> str:
-    """Return the folder or the Hub name of a target, after a check that there is one."""
+    """Return the folder or the Hub name of a target, and raise an error if there is no such target."""
     found = str(name)
     if _is_bundled(name):
         found = str(find_pair(name).resolve())
@@ -106,7 +107,7 @@ def find_target(name: str | Path | None = None, field: str = "--target") -> str:
 
 
 def find_drafter(name: str | Path, field: str = "--drafter") -> str:
-    """Return the folder or the Hub name of a drafter, after a check that there is one."""
+    """Return the folder or the Hub name of a drafter, and raise an error if there is no such drafter."""
     if _is_bundled(name):
         folders = [domino_folder(cards / BUNDLED) for cards in _cards()]
         found = _first_there(folders)
@@ -118,7 +119,7 @@ def find_drafter(name: str | Path, field: str = "--drafter") -> str:
 
 
 def _is_bundled(name: str | Path | None) -> bool:
-    """Return whether a name means the bundled pair, and not a folder or a name on the Hub."""
+    """Return whether a name means the bundled pair, not a folder or a name on the Hub."""
     return name is None or (str(name) == BUNDLED and not Path(name).is_dir())
 
 
@@ -131,14 +132,14 @@ def _no_pair(candidates: list[Path]) -> FileNotFoundError:
 
 
 def _cards() -> list[Path]:
-    """Return the folders of published drafters: that of the checkout, then that of the working folder."""
+    """Return the folders to search for published drafters: the checkout's, then the working directory's."""
     return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[1], Path.cwd()))]
 
 
 def domino_folder(target_folder: Path) -> Path:
     """Return the folder of the Domino drafter beside a target's folder."""
     if target_folder.is_dir():
-        target_folder = target_folder.resolve()  # which gives `.` a name, too
+        target_folder = target_folder.resolve()  # so that `.` has a name, too
     return target_folder.parent / f"{target_folder.name}-domino"
 
 
@@ -151,9 +152,9 @@ def load_pair(
     others: Sequence[str | Path] = (),
     is_drafted: bool = True,
 ) -> Pair:
-    """Load a target and its drafters; folders are read without any network access.
+    """Load a target and its drafters, without any network access if they are folders.
 
-    A drafter is a folder, a name on the Hub, or `"recycling"`. By default it is the one beside the target.
+    Each drafter is a folder, a Hub name, or `"recycling"`. The default is the drafter beside the target.
     """
     folder = Path(find_target(target))
     drafter = drafter or _drafter_of(folder)
@@ -165,7 +166,7 @@ def load_pair(
     names = [Path(drafter).resolve().name for drafter in drafters]
     for name in names:
         if names.count(name) > 1:
-            raise refusal("each --drafter", "of another name", name, "Rename one of the folders.")
+            raise invalid_argument("each --drafter", "of another name", name, "Rename one of the folders.")
     if assistant is not None:
         check_source(assistant, "--assistant")
     tokenizer = AutoTokenizer.from_pretrained(str(folder), **_offline(folder))
@@ -196,17 +197,17 @@ def load_pair(
 
 
 def is_recycling(drafter: str | Path | None) -> bool:
-    """Return whether a drafter's name means token recycling, and not a folder of that name."""
+    """Return whether a drafter's name means token recycling, not a folder with that name."""
     return str(drafter) == RECYCLING and not Path(RECYCLING).is_dir()
 
 
 def _offline(name: str | Path) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` that keep it off the network if the name is a folder."""
+    """Return the arguments that keep `from_pretrained` off the network if the name is a folder."""
     return {"local_files_only": True} if Path(name).is_dir() else {}
 
 
 def _drafter_of(target: Path) -> Path | None:
-    """Return the drafter beside a target, or the published one with the target's name."""
+    """Return the folder of the drafter beside a target, or of the published drafter with the target's name."""
     return _first_there([domino_folder(target), *(domino_folder(cards / target.name) for cards in _cards())])
 
 
@@ -216,7 +217,7 @@ def _first_there(folders: Iterable[Path]) -> Path | None:
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Read held-out prompts, as records with `text` to continue or `messages` to answer."""
+    """Read held-out prompts as records that have `text` to continue or `messages` to answer."""
     check_file(path, "--prompts")
     prompts = []
     for place, record in read_records(path):
@@ -224,7 +225,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
         asked: dict[str, Any] = {"text": prompt.text}
         messages = list(prompt.messages)
         if messages:
-            # The `evaluation.jsonl` of `hf-domino data` has chats that end with an answer, which is left out.
+            # Chats in the `evaluation.jsonl` of `hf-domino data` end with an answer, which is not part of the prompt.
             if messages[-1]["role"] == "assistant":
                 messages.pop()
             asked = {"messages": messages}

@@ -1,4 +1,4 @@
-"""Rollouts that draft: a callback for TRL's online trainers, and for others that write rollouts with `generate`."""
+"""A callback that drafts the rollouts of TRL's online trainers, and of other trainers that call `generate`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import check_range
 from hf_domino.integration.default_drafter import attached, detach
 from hf_domino.integration.patch import attach
@@ -26,35 +26,35 @@ if TYPE_CHECKING:
 
 
 class DraftedRollouts(TrainerCallback, AbstractContextManager):
-    """Let a policy draft its rollouts while it is trained, by `GRPOTrainer` or another trainer that calls `generate`.
+    """Callback that drafts a policy's rollouts, for `GRPOTrainer` and other trainers that call `generate`.
 
-    Completions and rewards stay what they are without the callback, so it changes the time of a training and nothing
-    else. The policy has the drafter as its default drafter (see [`attach`]) from the first step to the last one. If you
-    go on with the policy after a training that failed, train inside the `with` block of the callback: it detaches the
-    drafter in any case.
+    Completions and rewards are the same as without the callback; only the training time changes. From the first step
+    to the last, the drafter is the policy's default drafter (see [`attach`]). If you want to go on using the policy
+    after training has failed, train inside the `with` block of the callback, which always detaches the drafter.
 
     With `update_every`, the drafter follows the policy: it is trained on the newest rollouts, in place and in fp32.
-    Checkpoints then get a folder `drafter` with the drafter, its optimizer and these rollouts, and a training that is
-    resumed from a checkpoint in `output_dir` goes on with them.
+    Each checkpoint then has a folder `drafter` with the drafter, its optimizer and these rollouts. If you resume
+    training from a checkpoint in `output_dir`, they are restored.
 
-    Logs of training get `rollout/tokens_per_forward`, `rollout/tokens_per_second`, `rollout/share_paused` (the share of
-    rounds that were plain decode steps because drafting did not pay), `rollout/drafter_age` (optimizer steps of the
-    policy since the drafter was trained), and `rollout/update_seconds` if it follows. The printed log and
-    `trainer_state.json` have these figures. Trackers such as W&B report a log before other callbacks add to it; put the
-    callback in front of them with `trainer.callback_handler.callbacks.insert(0, callback)`.
+    The callback adds these figures to the training logs: `rollout/tokens_per_forward`, `rollout/tokens_per_second`,
+    `rollout/share_paused` (the share of rounds that were plain decode steps because drafting did not pay off),
+    `rollout/drafter_age` (optimizer steps of the policy since the drafter was last trained) and, with `update_every`,
+    `rollout/update_seconds`. They appear in the printed log and in `trainer_state.json`. Trackers such as W&B report a
+    log before callbacks that run after them can add to it, so put this callback first with
+    `trainer.callback_handler.callbacks.insert(0, callback)`.
 
     Args:
         drafter ([`DominoDraftModel`], `str` or `Path`): The drafter, or its folder or Hub name.
         update_every (`int`, *optional*, defaults to 0): Optimizer steps of the policy between updates of the drafter; 0
-            for a drafter that stays as it is.
+            leaves the drafter as it is.
         update_steps (`int`, *optional*, defaults to 4): Optimizer steps of the drafter in an update, each on
             `per_device_train_batch_size` rollouts.
-        buffer_tokens (`int`, *optional*, defaults to 16384): Tokens of rollouts, prompts included, that updates choose
-            from at most; the newest rollout stays if it is longer.
+        buffer_tokens (`int`, *optional*, defaults to 16384): Maximum size of the buffer of rollouts that updates choose
+            from, in tokens, prompts included. The newest rollout is kept even if it is longer.
         learning_rate (`float`, *optional*, defaults to 5e-4): Learning rate of these updates.
 
     Raises:
-        ValueError: If a number is out of its range; when training begins, if the drafter does not fit the policy or
+        ValueError: If a number is out of range, or, when training begins, if the drafter does not fit the policy or
             cannot follow it.
 
     Example:
@@ -89,12 +89,12 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         self._begin_log()
 
     def _begin_log(self) -> None:
-        """Count the rollouts of the next log."""
+        """Reset the counts for the next log."""
         self._stats = DecodingStats(0)
         self._update_seconds = 0.0
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
-        """Attach the drafter to the policy, and let it go on from a checkpoint."""
+        """Attach the drafter to the policy, and restore its state if training resumes from a checkpoint."""
         attach(model, self.drafter)
         self._policy = model
         default = attached(model)
@@ -104,24 +104,24 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         if self.update_every:
             if args.world_size > 1:
                 remedy = "Leave it out: the drafter stays as it is then."
-                raise refusal("update_every with several processes", 0, self.update_every, remedy)
+                raise invalid_argument("update_every with several processes", 0, self.update_every, remedy)
             self._follower = Follower(default.drafter, unwrapped(model), self.learning_rate, self.buffer_tokens)
             self._follower.load(_folder(args, state))
 
     def on_step_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Update the drafter before the rollouts of the step, if it is time."""
+        """Train the drafter before the rollouts of the step, if an update is due."""
         if self._follower is not None and state.global_step % self.update_every == 0:
             start = time.perf_counter()
             self._follower.update(state.global_step, self.update_steps, args.per_device_train_batch_size)
             self._update_seconds += time.perf_counter() - start
 
     def on_save(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Save a drafter that follows beside the policy."""
+        """Save the drafter in the policy's checkpoint if it follows the policy."""
         if self._follower is not None:
             self._follower.save(_folder(args, state))
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
-        """Detach the drafter again."""
+        """Detach the drafter, and warn if it drafted nothing."""
         default = attached(self._policy)
         if default is not None and not default.num_drafted:
             notice(
@@ -136,7 +136,7 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         self._policy = self._follower = None
 
     def _count(self, sequences: torch.Tensor, attention_mask: torch.Tensor | None, stats: DecodingStats) -> None:
-        """Add a call of `generate` in training to the next log, and its texts to those that the drafter learns."""
+        """Count a `generate` call of the training for the next log, and keep its sequences to train the drafter on."""
         if not self._policy.training:
             return
         total = self._stats
@@ -145,11 +145,11 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         total.num_new_tokens += stats.num_new_tokens
         total.seconds += stats.seconds
         if self._follower is not None:
-            # The first token of a text is emitted before its first round.
+            # The first token of a sequence is emitted before its first round.
             self._follower.add(sequences, attention_mask, [1 + sum(lengths) for lengths in stats.rows])
 
     def on_log(self, args: Any, state: TrainerState, control: Any, logs: Any = None, **kwargs: Any) -> None:
-        """Add the figures of the rollouts since the last log to a log of training."""
+        """Add the figures of the rollouts since the last log to a training log."""
         stats = self._stats
         if "loss" not in logs or not stats.num_rounds:
             return
@@ -169,5 +169,5 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
 
 
 def _folder(args: Any, state: TrainerState) -> Path:
-    """Where a checkpoint has its drafter."""
+    """Return the drafter's folder in the checkpoint of the current step."""
     return Path(args.output_dir, f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}", "drafter")

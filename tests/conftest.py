@@ -137,7 +137,7 @@ def pair():
 
 
 @pytest.fixture(scope="session")
-def twin(pair):
+def baseline(pair):
     """The DFlash drafter of the bundled target in fp32. Shared: do not modify it."""
     from hf_domino import DominoDraftModel
 

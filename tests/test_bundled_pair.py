@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hf_domino.data.filters import distinct_ngram_ratio
-from hf_domino.evaluation.benchmark.partings import find_divergences
+from hf_domino.evaluation.benchmark.divergences import find_divergences
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
 from hf_domino.target.identity import TargetIdentity, identify
 
@@ -42,8 +42,8 @@ def check_prompts(pair: Pair, prompts: list[dict], max_new_tokens: int) -> list[
     return ratios
 
 
-def test_the_drafters_name_their_target(pair, twin):
-    for drafter in (pair.drafter, twin):
+def test_the_drafters_name_their_target(pair, baseline):
+    for drafter in (pair.drafter, baseline):
         recorded = TargetIdentity.recorded_in(drafter.config)
         assert replace(recorded, dtype=None) == replace(identify(pair.target), dtype=None)
 

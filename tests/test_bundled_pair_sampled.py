@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hf_domino.evaluation.benchmark.partings import find_divergences
+from hf_domino.evaluation.benchmark.divergences import find_divergences
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
 
 FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED

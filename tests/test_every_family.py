@@ -23,7 +23,8 @@ IN_CI = (
     "zamba2",
 )  # latent and sparse keys too
 
-_WIDTH, _CACHE, _STREAMS = "forward over several new positions equals single steps", "target's cache must be", "stream"
+_WIDTH = "forward over several new positions equals plain decode steps"
+_CACHE, _STREAMS = "target's cache must be", "stream"
 # Families that no drafter serves, with words of the reason.
 REFUSED = {
     **dict.fromkeys(("cpmant", "doge", "jamba", "moshi", "nemotron_h", "prophetnet"), _WIDTH),

@@ -45,7 +45,7 @@ DRAFTERS = {
     "all tokens": {"draft_pool_size": None},
     "adaptive": {"draft_length": "adaptive"},
     "adaptive, all tokens": {"draft_length": "adaptive", "draft_pool_size": None},
-    "twin": {"projector_type": "dflash"},
+    "baseline": {"projector_type": "dflash"},
     "dspark": {"projector_type": "dspark", "markov_head_type": "gated"},
     "dspark, rnn": {"projector_type": "dspark", "markov_head_type": "rnn", "draft_pool_size": None},
     "dflash2": {"projector_type": "dflash2"},
@@ -117,7 +117,7 @@ def cases():
         ("T 1.0", 8, "adaptive", "early"),
         ("T 0.7", 8, "pool 16", "full"),
         ("top-p", 1, "adaptive, all tokens", "full"),
-        ("T 1.0", 3, "twin", "early"),
+        ("T 1.0", 3, "baseline", "early"),
         *(("T 1.0", 3, kind, "full") for kind in ("eagle3", "recycling")),
         *(("penalty", 8, kind, "early") for kind in OTHERS),
     ]

@@ -29,9 +29,7 @@ GONE = {  # what a reader would not know, and what it is called now
 }
 # Code and computed names may hold old words: kernels' functions, files of rows, fields of statistics and of rows.
 NAMES = re.compile(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)|\[[\w.-]+\.jsonl\]", re.DOTALL)
-PAGES = sorted(
-    [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("model_cards/*/README.md")]
-)
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("model_cards/*/README.md")])
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 
 

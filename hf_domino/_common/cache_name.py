@@ -1,4 +1,4 @@
-"""Find the name of a model's cache in arguments and outputs: `past_key_values`, or `cache` since Transformers 5.24."""
+"""The name of a model's cache in arguments and outputs: `past_key_values`, or `cache` since Transformers 5.24."""
 
 from __future__ import annotations
 

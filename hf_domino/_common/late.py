@@ -9,7 +9,7 @@ from typing import Any
 
 
 def late(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Make the `__getattr__` and the `__dir__` of a package.
+    """Create the `__getattr__` and the `__dir__` of a package.
 
     Example:
     ```python
@@ -30,7 +30,7 @@ def late(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], 
             try:
                 return importlib.import_module(f"{package}.{name}")
             except ModuleNotFoundError as error:
-                if error.name != f"{package}.{name}":  # the module exists, but needs one that does not
+                if error.name != f"{package}.{name}":  # the module exists, but imports one that does not
                     raise
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 

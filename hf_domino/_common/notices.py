@@ -1,4 +1,4 @@
-"""Show notices beside the log of a training, once for all processes of a run."""
+"""Log notices for the user, once for all processes of a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ logger = logging.get_logger(__name__)
 
 
 def notice(message: str) -> None:
-    """Warn of something that changes the training, on the first process only."""
+    """Log a warning, on the first process only."""
     if os.environ.get("RANK", "0") == "0":
         logger.warning(message)

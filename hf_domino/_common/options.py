@@ -1,4 +1,4 @@
-"""Declare options for Python and the command line once, as fields of a dataclass with default, help and flag."""
+"""Declare options for Python and the command line once, as dataclass fields with a default, a help text and a flag."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 Described = TypeVar("Described", bound=type)
-READ_BY = {"int": int, "float": float, "Path": Path}  # type of a field -> function that reads its flag
+READ_BY = {"int": int, "float": float, "Path": Path}  # type of a field -> function that parses its flag
 
 
 def option(default: Any, help: str, **flag: Any) -> Any:
-    """Declare a field with its default, its description, and further arguments of `argparse` for its flag."""
+    """Declare a field with its default, its help text, and further arguments of `add_argument` for its flag."""
     metadata = {"help": help, **flag}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -21,7 +21,7 @@ def option(default: Any, help: str, **flag: Any) -> Any:
 
 
 def add_flags(group: argparse._ActionsContainer, options: type, title: str | None = None) -> None:
-    """Add a flag for each field that has a description, or only for the fields of the group with this `title`."""
+    """Add a flag for each option of the group called `title`; by default, for the options that have no group."""
     for each in _described(options):
         flag = dict(each.metadata)
         if flag.pop("group", None) != title:
@@ -35,7 +35,7 @@ def add_flags(group: argparse._ActionsContainer, options: type, title: str | Non
 
 
 def describe(described: Described, options: type | None = None) -> Described:
-    """List the fields of `options`, or of the class itself, as arguments in the docstring of the class."""
+    """Add the fields of `options`, or of the class itself, to the docstring of the class as its `Args` section."""
     text, raises, errors = inspect.cleandoc(described.__doc__ or "").partition("\n\nRaises:")
     text += "\n\nArgs:"
     for each in _described(options or described):

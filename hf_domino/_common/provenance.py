@@ -1,4 +1,4 @@
-"""Record where a measurement comes from, which every published result carries."""
+"""Record where a measurement comes from; every published result carries this record."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOT_RECORDED = "not recorded"  # the commit of an installation outside a checkou
 
 
 def provenance(device: str = "cpu") -> dict[str, Any]:
-    """Record hardware, threads, versions, commit and date of a measurement.
+    """Return the hardware, threads, versions, commit and date of a measurement.
 
     Example:
     ```python
@@ -55,10 +55,10 @@ def _hardware(device: str) -> str:
 
 
 def _commit() -> str:
-    """Find the commit of the checkout, with `-dirty` if the package differs from it."""
+    """Return the commit of the checkout, with `-dirty` if the package differs from it."""
     folder = Path(__file__).parents[1]
     with suppress(FileNotFoundError):  # git is not installed
-        # If the package is installed inside another repository, its HEAD has no such folder.
+        # If the package is installed inside another repository, that repository's HEAD does not have this folder.
         head, status = (
             subprocess.run(["git", *command], cwd=folder, capture_output=True, text=True)
             for command in (("rev-parse", "HEAD", "HEAD:./"), ("status", "--porcelain", "."))

@@ -1,23 +1,23 @@
-"""Write the last sentence of a measurement of speed: how much faster it is, or what to do instead."""
+"""Write the last sentence of a speed measurement: how much faster drafting is, or what to do instead."""
 
 from __future__ import annotations
 
 import os
 
-LEAST_GAIN = 0.05  # share of plain generation's speed; smaller gains are within the error of a clock over a few prompts
-MIN_FORWARDS = 16  # fewer forwards take so little time that a delay of one of them decides
-BUSY_LOAD = 1.25  # threads that want to run, per core; one command alone has at most one per core
+LEAST_GAIN = 0.05  # relative to plain generation; smaller gains are within the timing error of a few prompts
+MIN_FORWARDS = 16  # with fewer forwards, a delay of a single one can decide the result
+BUSY_LOAD = 1.25  # runnable threads per core; a command that runs alone has at most one per core
 STOP = "generate without it here"
 WAY_OUT = f"{STOP}, or train it on until its rounds bring more tokens"
 
 
 def gains(speed_up: float) -> bool:
-    """Return whether a speed-up is larger than the error of a clock."""
+    """Return whether a speed-up is larger than the timing error."""
     return speed_up > 1 + LEAST_GAIN
 
 
 def load_per_core() -> float | None:
-    """Return how many threads per core wanted to run in the last minute; None if the system does not tell."""
+    """Return the runnable threads per core, averaged over the last minute; None if the system does not report them."""
     try:
         return os.getloadavg()[0] / (os.cpu_count() or 1)
     except (AttributeError, OSError):
@@ -25,7 +25,7 @@ def load_per_core() -> float | None:
 
 
 def why_busy(load: float | None) -> str:
-    """Say that other programs disturbed a measurement, if the load per core tells so; empty if not."""
+    """Return a remark that other programs disturbed a measurement, or an empty string if the load per core is low."""
     if load is None or load < BUSY_LOAD:
         return ""
     return f"other programs kept the machine busy (load {load:.1f} per core), so measure again when it is idle"
@@ -39,9 +39,9 @@ def verdict(
     note: str = "",
     num_forwards: int = MIN_FORWARDS,
 ) -> str:
-    """Say in one sentence whether `who` is faster than plain generation, and if it is not, name the way out.
+    """Say in one sentence whether `who` is faster than plain generation and, if it is not, what to do instead.
 
-    A `note` is always said, and takes the place of the way out. Too few forwards give no verdict.
+    A `note` is always included, and replaces `way_out`. With fewer than `MIN_FORWARDS` forwards there is no verdict.
 
     Example:
     ```python
@@ -73,5 +73,5 @@ def verdict(
 
 
 def slower_in(speed_ups: list[float]) -> str:
-    """Count the prompts that were slower than plain generation, by the speed-up of each."""
+    """Say how many prompts were slower than plain generation, given the speed-up of each prompt."""
     return f"slower than plain in {sum(ratio < 1 for ratio in speed_ups)} of {len(speed_ups)} prompts"

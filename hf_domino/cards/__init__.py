@@ -1,5 +1,5 @@
-"""Make the card of a drafter from one template, and merge it into the card that is there.
+"""Make the card of a drafter from one template, and merge it into an existing card.
 
-`render` makes a card, `sections` merges cards, and `training` describes what a trainer recorded. `publishing` adds the
-measured results.
+`render` makes a card, `sections` merges cards, and `training` describes a training from the trainer's records.
+`publishing` adds the measured results.
 """

@@ -1,4 +1,4 @@
-"""Texts of the cards about each method, by `projector_type`."""
+"""What the cards say about each method, by `projector_type`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ DFLASH = "[DFlash](https://arxiv.org/abs/2602.06036)"
 
 @dataclass(frozen=True)
 class MethodTexts:
-    """The texts of a card about one method."""
+    """The texts about one method in a card."""
 
-    link: str  # its name, as Markdown
-    way: str = ""  # how the method drafts, in the card's sentence
-    papers: tuple[str, ...] = ()  # papers to cite, in the folder `papers`
-    drafts_in_turn: bool = False  # whether a draft reads those before it
+    link: str  # its name, as a Markdown link
+    way: str = ""  # how the method drafts, as a part of the card's sentence
+    papers: tuple[str, ...] = ()  # papers to cite: names of files in the folder `papers`
+    drafts_in_turn: bool = False  # whether each draft token needs those before it
 
 
 METHOD_TEXTS = {

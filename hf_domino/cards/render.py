@@ -18,8 +18,8 @@ from hf_domino.formats.exporting import refusals, stored_config
 TEMPLATE = Path(__file__).with_name("drafter.md.jinja")
 PAPERS = Path(__file__).with_name("papers")
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-# The Hub knows no library of this name, so it shows no snippet for it. Cards set no `pipeline_tag`, because with
-# text-generation the Hub would offer a drafter to pipelines and servers as a model of its own.
+# The Hub does not know this library, so it shows no snippet. Cards do not set `pipeline_tag`, because with
+# text-generation the Hub would offer the drafter to pipelines and servers as a model that generates by itself.
 LIBRARY = "hf_domino"
 
 
@@ -79,7 +79,7 @@ def render_card(
 
 
 def is_hub_name(name: str | None) -> bool:
-    """Return whether this can be the name of a model on the Hub, and is not a folder here."""
+    """Return whether this can be the name of a model on the Hub and is not a local path."""
     return name is not None and HUB_NAME.fullmatch(name) is not None and not Path(name).exists()
 
 
@@ -91,12 +91,12 @@ def _shown(name: str | None) -> str | None:
 
 
 def _engines(config: DominoConfig) -> list[str]:
-    """Say in one line for each engine whether it accepts an export of the drafter, if the method has an export."""
+    """Write a line for each engine: does it accept an export of the drafter? Empty if the method has no export."""
     if "export" in config.lacks:
         return []
     try:
         found = refusals(stored_config(config), config)
-    except ValueError as error:  # no format of an engine can hold it
+    except ValueError as error:  # no engine has a format for it
         return [str(error)]
     lines = []
     for name, rules in found.items():

@@ -17,17 +17,17 @@ from typing import Any
 import yaml
 from huggingface_hub import ModelCard
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 CARD = "README.md"
 SECTION = re.compile(r"<!-- hf_domino:begin ([\w-]+) -->\n?(.*?)<!-- hf_domino:end \1 -->", re.DOTALL)
 MARKER = re.compile(r"<!-- hf_domino:\w+ [\w-]+ -->")
-MEASURED_BY = "hf-domino bench"  # the data set that our results name; results with another data set stay
+MEASURED_BY = "hf-domino bench"  # our results give this as their data set; results with another data set stay
 OURS = ("library_name",)  # with another library, the Hub would show a snippet that loads a drafter as a model
 
 
 def read_text(path: Path) -> str:
-    """Read a card or another text, which is empty if there is no file."""
+    """Read a card or another text; it is empty if there is no file."""
     if not path.is_file():
         return ""
     return path.read_text(encoding="utf-8-sig")  # editors on Windows write a byte order mark
@@ -53,7 +53,9 @@ def read_sections(text: str) -> dict[str, str]:
     sections = SECTION.findall(text)
     if len(markers) != 2 * len(sections) or len(sections) > len(dict(sections)):  # the user's text would be lost
         expected = "a begin and an end of each section, once each"
-        raise refusal("the card's markers", expected, " ".join(markers), "Mend them, or delete the card's sections.")
+        raise invalid_argument(
+            "the card's markers", expected, " ".join(markers), "Correct them, or delete the card's sections."
+        )
     return {name: content.strip() for name, content in sections}
 
 
@@ -65,14 +67,15 @@ def read_card(text: str) -> ModelCard:
         return ModelCard(text)
     except (yaml.YAMLError, ValueError) as error:
         reason = " ".join(str(error).split())
-        remedy = "Mend it in README.md."
-        raise refusal("the card's metadata", "YAML between two lines of ---", reason, remedy) from error
+        remedy = "Correct it in README.md."
+        raise invalid_argument("the card's metadata", "YAML between two lines of ---", reason, remedy) from error
 
 
 def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
-    """Merge a new card into the existing one: the user's text and metadata stay, our sections are replaced.
+    """Merge a new card into an existing one: the user's text and metadata stay, and our sections are replaced.
 
-    New sections are added, and lists of metadata are united. `wins` names metadata whose new value replaces the old.
+    New sections are added, and lists in the metadata are merged. `wins` names metadata fields whose new value replaces
+    the old one.
     """
     existing = existing.replace("\r\n", "\n")
     if not existing.strip():
@@ -103,7 +106,7 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
 
 def _merge_sections(text: str, sections: dict[str, str]) -> str:
     known = read_sections(text)
-    after = ""  # a new section goes behind the section before it, or to the end if it is the first
+    after = ""  # a new section goes after the section before it, or to the end if it is the first
     for name, content in sections.items():
         section = mark(name, content)
         if name in known:

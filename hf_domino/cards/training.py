@@ -1,4 +1,4 @@
-"""Describe how a drafter was trained in a section of its card, from what the trainer recorded."""
+"""Describe in a section of a card how the drafter was trained, from the records of the trainer."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ EVALUATION_NOTE = (
 def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None, folder: Path | None = None) -> str:
     """Write a section with `facts` and the steps, tokens, hours, losses and evaluations that a trainer recorded.
 
-    If the folder has a picture of the training, which [`draw_training`] draws, the section shows it.
+    If `folder` has the picture that [`draw_training`] draws, the section shows it.
     """
     log, evaluations = _recorded(state)
     hours = log[-1].get("hours") if log else None
@@ -50,10 +50,10 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
 
 
 def draw_training(state: TrainerState, folder: Path) -> None:
-    """Draw the losses of every step, and how often each position was right in the last evaluation.
+    """Draw the losses of all logged steps, and how often each position was right in the last evaluation.
 
     Raises:
-        ImportError: Without matplotlib.
+        ImportError: If matplotlib is not installed.
     """
     from matplotlib.figure import Figure
 
@@ -81,15 +81,15 @@ def draw_training(state: TrainerState, folder: Path) -> None:
 
 
 def _recorded(state: TrainerState) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """The entries of training steps, and of evaluations, one a step."""
+    """Return the logged entries of training steps, and those of evaluations, at most one per step."""
     log = [entry for entry in state.log_history if "base_loss" in entry]
-    # The last step may be evaluated twice: at the end of its interval, and at the end of the training.
+    # The last step can be evaluated twice: at the end of its interval, and at the end of the training.
     evaluations = {entry["step"]: entry for entry in state.log_history if "eval_loss" in entry}
     return log, list(evaluations.values())
 
 
 def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:
-    """Tabulate at most `MOST_LOG_ROWS` evenly spread entries, with the columns that any of them has."""
+    """Make a table of at most `MOST_LOG_ROWS` evenly spaced entries, with the columns that any entry has."""
     fields = {"step": "step"} if prefix else {}
     fields |= {name: f"{prefix}{name}" for name in wanted if any(f"{prefix}{name}" in entry for entry in entries)}
     count = min(len(entries), MOST_LOG_ROWS)

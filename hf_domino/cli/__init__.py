@@ -1,1 +1,1 @@
-"""The `hf-domino` command: `main` finds the subcommand, and each subcommand is a module of its own."""
+"""The `hf-domino` command: `main` finds the subcommand, and each subcommand has its own module."""

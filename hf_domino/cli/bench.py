@@ -1,4 +1,4 @@
-"""`hf-domino bench`: measure every way to generate."""
+"""`hf-domino bench`: measure how fast each method generates."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 import sys
 from dataclasses import fields
 
+from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.options import add_flags
-from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.flags import add_models, default_device, set_up
 from hf_domino.evaluation.benchmark.options import MEASURED, MODELS, RESULTS, TEXTS, BenchOptions
@@ -20,7 +20,7 @@ EXAMPLES = """\
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `hf-domino bench`: those of the models, and the fields of `BenchOptions`."""
+    """Add the flags of `hf-domino bench`: the flags of the models, and the fields of `BenchOptions`."""
     groups = {title: parser.add_argument_group(title) for title in (MODELS, TEXTS, MEASURED, RESULTS)}
     add_models(groups[MODELS], measures=True)
     for title, group in groups.items():
@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino bench`, and return 1 if a greedy output differs from plain `generate` in fp32."""
+    """Run `hf-domino bench`, and return 1 if an output in fp32 differs from plain `generate` without a tie."""
     options.device = options.device or default_device()
     options.drafter = tuple(options.drafter or ())
     asked = BenchOptions(**{option.name: getattr(options, option.name) for option in fields(BenchOptions)})

@@ -1,4 +1,4 @@
-"""`hf-domino chat`: talk to a target in the terminal, and see each round of the answer when it is committed."""
+"""`hf-domino chat`: talk to a target in the terminal, and see each round of an answer as it is committed."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 
 @dataclass
 class Conversation:
-    """Hold the messages so far, and the target's cache of them.
+    """The messages so far, and the target's cache of them.
 
     Args:
         pair ([`Pair`]): The target that answers, with its drafter.
@@ -104,16 +104,16 @@ class Conversation:
             self.messages.append({"role": "assistant", "content": self._answer_of(printer.tokens)})
 
     def _answer_of(self, tokens: list[int]) -> str:
-        """Return the text of an answer, with special tokens such as those of reasoning, but without its end."""
-        from hf_domino.configuration.from_target import ends_of
+        """Return the text of an answer without its end token, but with other special tokens, as around reasoning."""
+        from hf_domino.configuration.from_target import eos_ids_of
 
-        if tokens and tokens[-1] in ends_of(self.pair.target.generation_config):
+        if tokens and tokens[-1] in eos_ids_of(self.pair.target.generation_config):
             tokens = tokens[:-1]
         return self.pair.tokenizer.decode(tokens, skip_special_tokens=False)
 
 
 def _read() -> str | None:
-    """Read the user's next message; return None at the end."""
+    """Read the user's next message; return None when the user ends the chat."""
     mark = "> " if sys.stdin.isatty() else ""
     try:
         said = input(mark)

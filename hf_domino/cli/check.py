@@ -36,12 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino check`, and return 1 if the drafter does not fit, 3 if too little was measured."""
+    """Run `hf-domino check`; return 1 if the drafter does not fit, and 3 if too little was measured."""
     from hf_domino.evaluation.check import MAX_NEW_TOKENS, check_fit
     from hf_domino.formats.adapters import unread_fields
     from hf_domino.pair import PROMPTS, read_prompts
 
-    # A wrong file is an error before models are loaded.
+    # Read the file first, so that a wrong one is an error before models are loaded.
     prompts = None
     if options.prompts is not None:
         prompts = read_prompts(options.prompts)

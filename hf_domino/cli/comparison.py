@@ -1,4 +1,4 @@
-"""Generate from one prompt plainly and with the drafter, and show both; the outputs must be equal."""
+"""Generate from one prompt with and without the drafter, and show both outputs, which must be equal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 
 
 class Comparison(NamedTuple):
-    """Two outputs for the same prompt: new token ids, seconds, tokens of each round, and the target's dtype."""
+    """Two outputs for the same prompt: new token ids, seconds, tokens per round, and the target's dtype."""
 
     plain: torch.Tensor
     assisted: torch.Tensor
@@ -30,28 +30,28 @@ class Comparison(NamedTuple):
 
     @property
     def speed_up(self) -> float:
-        """Return the tokens a second, divided by those of plain generation."""
+        """Tokens per second, divided by those of plain generation."""
         return len(self.assisted) / self.assisted_seconds / (len(self.plain) / self.plain_seconds)
 
     @property
     def is_exact(self) -> bool:
-        """Return whether the outputs must be equal, because the target computes in fp32."""
+        """Whether the outputs must be equal, because the target computes in fp32."""
         return self.dtype == torch.float32
 
     @property
     def equal(self) -> bool:
-        """Return whether both outputs are equal, token for token."""
+        """Whether both outputs are equal, token for token."""
         return torch.equal(self.plain, self.assisted)
 
 
 def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, console: Console) -> Comparison:
-    """Print the prompt, stream the plain and the assisted output, and then time both once more.
+    """Print the prompt, stream the plain and the assisted output, and then generate both again to time them.
 
     Every run gets the same `arguments` of `generate` and the same `seed`. Without colours, a `|` ends each round.
     """
     inputs = inputs_of(pair, [prompt])
     legend = COLOUR_LEGEND if shows_colour(console) else PLAIN_LEGEND
-    # Plain `generate` would take this number for its own prompt lookup, which belongs to the drafter here.
+    # With this number, plain `generate` would use its own prompt lookup; here it is meant for the drafter.
     alone = arguments | {"prompt_lookup_num_tokens": None}
     arms = {"plain generate": alone, f"with the drafter: {legend}": arguments | {"assistant_model": pair.drafter}}
     text = prompt.get("text") or "\n".join(f"{turn['role']}: {turn['content']}" for turn in prompt["messages"])
@@ -60,7 +60,7 @@ def compare(pair: Pair, prompt: Prompt, arguments: dict[str, Any], seed: int, co
         runs = []
         for title, arm in arms.items():
             streamer = None
-            if not is_timed:  # streamed, which also warms up
+            if not is_timed:  # the streamed run also warms up
                 _print_under(console, title)
                 streamer = RoundPrinter(pair.tokenizer, console, shows_rounds="assistant_model" in arm)
             torch.manual_seed(seed)
@@ -75,7 +75,7 @@ def _print_under(console: Console, title: str, *text: str) -> None:
 
 
 def show(console: Console, pair: Pair, comparison: Comparison) -> None:
-    """Print the figures, whether the outputs are equal, why drafting paused, and the verdict."""
+    """Print the speeds, whether the outputs are equal, why drafting paused, and the verdict."""
     console.print(Rule(style="dim"))
     plain = len(comparison.plain) / comparison.plain_seconds
     rounds = len(comparison.acceptance_lengths)
@@ -100,6 +100,6 @@ def show(console: Console, pair: Pair, comparison: Comparison) -> None:
     way_out = WAY_OUT
     if "training" in pair.drafter.config.lacks:
         way_out = STOP
-    if not comparison.is_exact:  # a CPU without units for bfloat16 takes longer in it
+    if not comparison.is_exact:  # a CPU without bfloat16 units is slower in bfloat16
         way_out = f"try --dtype float32, {way_out}"
     console.print(verdict(comparison.speed_up, "the drafter", "", way_out, busy, rounds + 1))

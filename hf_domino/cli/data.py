@@ -1,4 +1,4 @@
-"""`hf-domino data`: let a target write the text that its drafter is trained on."""
+"""`hf-domino data`: let a target write the text on which its drafter is trained."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.options import add_flags
-from hf_domino._common.whole_files import check_writable
 from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, default_device, set_up, thread_count
 from hf_domino.data.settings import WritingSettings
 
@@ -60,13 +60,13 @@ def run(options: argparse.Namespace) -> int:
     check_writable(options.output, "--output")
     settings = WritingSettings(**{each.name: getattr(options, each.name) for each in fields(WritingSettings)})
     options.target = find_target(options.target)
-    shard = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun's
+    shard = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
     from transformers import AutoConfig, AutoTokenizer
 
     set_up(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     if not options.prompts:
-        check_chat_template(tokenizer)  # before the window: a base model cannot write prompts, whatever its window is
+        check_chat_template(tokenizer)  # first: a base model cannot write prompts, whatever its context window is
     config = AutoConfig.from_pretrained(options.target)
     settings = replace(settings, max_length=within_window(config, settings.max_length, settings.max_new_tokens))
     load = _from_endpoint if options.endpoint else _from_target
@@ -80,8 +80,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
-    """Load the target into this process, with the tokens that end its texts and its identity."""
-    from hf_domino.configuration.from_target import ends_of
+    """Load the target into this process; return its writer, the tokens that end its texts, and its identity."""
+    from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import CHUNK, TargetWriter
     from hf_domino.pair import choose_dtype
     from hf_domino.target.identity import identify
@@ -92,19 +92,19 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
         device = f"cuda:{os.environ['LOCAL_RANK']}"
     dtype = choose_dtype(options.dtype, device, options.target)
     target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
-    return TargetWriter(target, CHUNK), ends_of(target.generation_config), identify(target)
+    return TargetWriter(target, CHUNK), eos_ids_of(target.generation_config), identify(target)
 
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
-    """Connect to the server, with the tokens that end the target's texts and its identity."""
+    """Connect to the server; return the target's writer, the tokens that end its texts, and its identity."""
     from transformers import GenerationConfig
 
-    from hf_domino.configuration.from_target import ends_of
+    from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import EndpointWriter
     from hf_domino.target.identity import TargetIdentity
 
     try:
-        ends = ends_of(GenerationConfig.from_pretrained(options.target))
+        ends = eos_ids_of(GenerationConfig.from_pretrained(options.target))
     except OSError:  # a target without a generation configuration
         ends = (tokenizer.eos_token_id,)
     model = options.endpoint_model or options.target

@@ -1,4 +1,4 @@
-"""`hf-domino env`: print what a bug report needs: `transformers env`, what it leaves out, and nothing private."""
+"""`hf-domino env`: print what a bug report needs: `transformers env` and what that leaves out, but nothing private."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SETTINGS = ("HF_DOMINO_NO_PATCH", "DOMINO_KERNELS_BACKEND", "TRITON_INTERPRET")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the flags of `hf-domino env`: none."""
+    """Add no flags, because `hf-domino env` has none."""
 
 
 def run(options: argparse.Namespace) -> None:
@@ -29,9 +29,9 @@ def environment() -> dict[str, Any]:
 
     from hf_domino._common.provenance import provenance
 
-    with redirect_stdout(StringIO()):  # `env` also prints its facts, with lines to fill in
+    with redirect_stdout(StringIO()):  # `env` also prints everything, with lines to fill in
         theirs = {name: value for name, value in env().items() if value != "<fill in>"}
-    theirs.pop("Accelerate config", None)  # may hold names of machines and paths
+    theirs.pop("Accelerate config", None)  # can contain paths and names of machines
     origin = provenance()
     return {
         **theirs,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hf_domino._common.whole_files import check_writable
+from hf_domino._common.atomic_writes import check_writable
 from hf_domino.cli.flags import DTYPE, ENGINE_NAMES, FORMATS, set_up
 
 EXAMPLES = """\
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
     config = drafter.config
     written = drafter.export(options.output, target=target, **given)
     print(f"{written.folder}: {', '.join(written.files)} ({written.format})")
-    name_of_target = "TARGET"  # stands for a folder, because its path is not recorded
+    name_of_target = "TARGET"  # placeholder for a local folder, because its path is not recorded
     if is_hub_name(config.target_name):
         name_of_target = str(config.target_name)
     for name, reasons in written.refusals.items():

@@ -1,4 +1,4 @@
-"""`hf-domino find`: list the drafters that the Hub has for a target, and say which of them load."""
+"""`hf-domino find`: list the drafters on the Hub for a target, and say which of them load."""
 
 from __future__ import annotations
 

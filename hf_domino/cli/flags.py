@@ -1,6 +1,7 @@
-"""Define the flags that several commands share, without a slow import, as in all modules of commands.
+"""Define the flags that several commands share.
 
-If a module that needs torch defines the allowed values of a flag, they are repeated here, and a test compares the two.
+Like all modules of commands, this one has no slow imports. If the allowed values of a flag are defined in a module that
+needs torch, they are repeated here, and a test compares the two.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ DEFAULT_DTYPE = "float32 on a CPU; on a GPU that of the checkpoint, or float16 i
 DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # arguments of add_argument for --dtype
 ENGINE_NAMES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
-# Command -> old spelling of a flag -> its new one. The next minor version no longer takes the old ones.
+# Command -> old spelling of a flag -> new spelling. The next minor version drops the old ones.
 RENAMED = {
     "bench": {"--rows": "--results"},
     "data": {"--rows": "--num-examples", "--eval-rows": "--num-eval-examples"},
@@ -30,7 +31,7 @@ RENAMED = {
 
 
 def respell(parser: argparse.ArgumentParser, command: str, words: Sequence[str]) -> list[str]:
-    """Replace old spellings in a command line, with a warning, and also in a parser that still declares them."""
+    """Replace old spellings of flags in a command line, with a warning, and in a parser that still declares them."""
     renamed = RENAMED.get(command, {})
     for old, new in renamed.items():
         if action := parser._option_string_actions.pop(old, None):
@@ -46,7 +47,7 @@ def respell(parser: argparse.ArgumentParser, command: str, words: Sequence[str])
 
 
 def number(least: float, most: float = math.inf, kind: type = int) -> Callable[[str], Any]:
-    """Make a function that reads a flag in this range, and whose errors argparse reports."""
+    """Make a function that reads a number in this range from a flag, and whose errors argparse reports."""
     expected = f"of at least {least}" if most == math.inf else f"in [{least}, {most}]"
 
     def read(text: str) -> Any:
@@ -68,7 +69,7 @@ thread_count = number(1, 1024)  # torch starts as many threads as it is told to
 def add_models(group: argparse._ArgumentGroup, measures: bool = False, is_drafted: bool = False) -> None:
     """Add flags for a target, its drafter, their device and dtype, which [`load_models`] reads.
 
-    A command that `measures` takes several drafters. One with `is_drafted` needs a drafter with weights.
+    With `measures`, the command accepts several drafters. With `is_drafted`, it needs a drafter with weights.
     """
     action = "store"
     drafter_help = ""
@@ -111,22 +112,22 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
 
 
 def set_up(threads: int | None = None) -> None:
-    """Set torch's threads, if given, and show progress bars for downloads but not for reading files."""
+    """Set the number of torch's threads if it is given, and show progress bars for downloads, but not for loading."""
     import torch
     import transformers
     from huggingface_hub.utils import enable_progress_bars
 
     if threads is not None:
         torch.set_num_threads(threads)
-    transformers.utils.logging.disable_progress_bar()  # this also hides those of the Hub
+    transformers.utils.logging.disable_progress_bar()  # this also hides the Hub's progress bars
     enable_progress_bars()
 
 
 def load_models(options: argparse.Namespace, is_drafted: bool = False) -> Pair:
     """Load the models that the flags of [`add_models`] name, ready to generate.
 
-    If no drafter is given and there is none beside the target, token recycling drafts, except where `is_drafted` asks
-    for a drafter of its own.
+    If no drafter is given and there is none next to the target, token recycling drafts, unless `is_drafted` requires a
+    drafter with weights.
     """
     from hf_domino.pair import NO_DRAFTER, choose_dtype, load_pair
     from hf_domino.publishing.released import known_drafters
@@ -166,7 +167,7 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def default_device() -> str:
-    """Return the device of a command without `--device`, a GPU if torch can use one."""
+    """Return the device for a command without `--device`: a GPU if torch can use one, otherwise the CPU."""
     import torch
 
     return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,6 +1,6 @@
-"""`hf-domino generate`: answer one prompt with a target and its drafter, text on stdout and figures on stderr.
+"""`hf-domino generate`: answer one prompt with a target and its drafter, with text on stdout and statistics on stderr.
 
-With `--compare` the target also answers alone, and both texts must be equal.
+With `--compare`, the target also answers alone, and both texts must be equal.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EXAMPLES = """\
   hf-domino generate --target Qwen/Qwen3-8B --drafter Huang2020/Qwen3-8B-Domino-b16 "Why is the sky blue?"
   git diff | hf-domino generate --target my-target --drafter my-drafter --temperature 0.7 --seed 1 -
 """
-TYPICAL = 5  # a prompt of the bundled pair with about the median speed-up, whose text does not loop
+TYPICAL = 5  # index of a bundled prompt with about the median speed-up, whose text does not loop
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run `hf-domino generate`, and return 1 if the texts that `--compare` compares differ in fp32."""
+    """Run `hf-domino generate`, and return 1 if `--compare` finds a difference in fp32."""
     prompt = options.prompt
     if prompt == "-":
         prompt = sys.stdin.read()
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked(pair: Pair, prompt: str | None) -> dict[str, Any]:
-    """Turn the text of a user into a prompt; without one, read a held-out prompt from the target's folder."""
+    """Turn the user's text into a prompt; without a text, read a held-out prompt from the target's folder."""
     if prompt is not None:
         return prompt_of(pair, [{"role": "user", "content": prompt}])
     from hf_domino.pair import PROMPTS, read_prompts

@@ -1,8 +1,8 @@
 """The `hf-domino` command has one subcommand per task, each of which is imported only when it is called.
 
-A subcommand's module holds `EXAMPLES`, `add_arguments(parser)` and `run(options) -> int | None`. `run` does the slow
-imports, so that help answers at once. If flags come from slow modules, there is also `add_help(parser)`, which replaces
-`add_arguments` for `--help`.
+The module of a subcommand has `EXAMPLES`, `add_arguments(parser)` and `run(options) -> int | None`. Slow imports are
+inside `run`, so that `--help` answers at once. If the flags come from slow modules, there is also `add_help(parser)`,
+which replaces `add_arguments` for `--help`.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 
+from hf_domino._common.atomic_writes import why_no_room
 from hf_domino._common.version import __version__
-from hf_domino._common.whole_files import why_no_room
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 from hf_domino.cli.flags import respell
 
-# Name of a command, which is that of its module -> one line of help.
+# Name of a command, which is also the name of its module -> its line of help.
 SUMMARIES = {
     "generate": "Answer one prompt with a target and its drafter, or compare with the target alone.",
     "chat": "Chat with a target and its drafter, and see each round.",
@@ -36,8 +36,8 @@ SUMMARIES = {
 COMMANDS = {name: (f"hf_domino.cli.{name}", summary) for name, summary in SUMMARIES.items()}
 HELP = {"-h", "--help"}
 Commands = Mapping[str, tuple[str, str]]
-# Loggers whose warnings a user can do nothing about: they concern torchao's kernels for other machines, torchao's calls
-# of torch, and parameters that were placed on purpose.
+# Loggers whose warnings do not help the user: they concern torchao's kernels for other machines, torchao's calls of
+# torch, and parameters that were placed on purpose.
 CHATTER = ("torchao", "torch.utils._pytree", "accelerate.big_modeling")
 
 
@@ -45,13 +45,14 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
     """Run one subcommand.
 
     Args:
-        arguments (`Sequence[str]`, *optional*): Command line without the program's name, defaults to `sys.argv[1:]`.
-        commands (`Mapping`, *optional*): Module and line of help of each command; defaults to those of `hf-domino`.
-        program (`str`, *optional*): The program's name.
+        arguments (`Sequence[str]`, *optional*): Command line without the program's name. Defaults to `sys.argv[1:]`.
+        commands (`Mapping`, *optional*): Module and line of help for each command. Defaults to the commands of
+            `hf-domino`.
+        program (`str`, *optional*, defaults to `"hf-domino"`): Name of the program.
 
     Returns:
-        `int`: 0, or 1 if a check failed (outputs differ, a drafter does not fit), 2 if the input is wrong, 3 if too
-        little was measured to judge, 130 on an interrupt, 143 if SIGTERM ended a training early.
+        `int`: Exit code. 0 is success, 1 a failed check (outputs differ, or a drafter does not fit), 2 wrong input, 3
+        too few measurements for a verdict, 130 an interrupt, and 143 a training that SIGTERM ended early.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -67,7 +68,7 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
     except Exception as error:
         if options.traceback or not (isinstance(error, (ValueError, OSError)) or why_no_room(error)):
             raise
-        if isinstance(error, OSError) and error.strerror and error.filename:  # the system's own words
+        if isinstance(error, OSError) and error.strerror and error.filename:  # raised by the operating system
             error = OSError(f"{error.filename} cannot be used: {error.strerror}. Name another place, or free that one.")
         print(f"{program} {options.command}: {error}", file=sys.stderr)
         return USER_ERROR

@@ -1,4 +1,4 @@
-"""`hf-domino run`: start a program in which every `generate` of the drafter's target uses the drafter."""
+"""`hf-domino run`: start a program in which every `generate` of a drafter's target uses the drafter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 EXAMPLES = """\
   hf-domino run --drafter my-drafter python script.py
@@ -36,12 +36,12 @@ def run(options: argparse.Namespace) -> None:
     from hf_domino.pair import find_drafter
 
     drafter = find_drafter(options.drafter)
-    drafter_config(drafter)  # raises an error if it is no drafter
+    drafter_config(drafter)  # raises an error if it is not a drafter
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
     program = shutil.which(next(iter(options.words), ""), path=path)
     if program is None:
         remedy = "The command looks for it beside this Python, and then on the PATH."
-        raise refusal("COMMAND", "a program and its arguments", shlex.join(options.words), remedy)
+        raise invalid_argument("COMMAND", "a program and its arguments", shlex.join(options.words), remedy)
     startup = Path(patch.__file__).with_name("startup")
     if Path(drafter).is_dir():
         drafter = str(Path(drafter).absolute())

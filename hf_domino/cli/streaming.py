@@ -1,4 +1,4 @@
-"""Print text while it is generated: each round appears in its own colour when the target has committed it."""
+"""Print text while it is generated: each round appears in its own colour once the target has committed it."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class RoundPrinter(BaseStreamer):
         self.text = ""
 
     def put(self, value: torch.Tensor) -> None:
-        """Print new tokens. The first call brings the prompt, which is not printed.
+        """Print new tokens. The first call passes the prompt, which is not printed.
 
         Args:
             value (`torch.Tensor`): Token ids, `[1, T]` for the prompt and `[1]` afterwards.

@@ -1,4 +1,4 @@
-"""`hf-domino train`: train a drafter for a target, from one YAML file, flags, or both (flags win)."""
+"""`hf-domino train`: train a drafter for a target with a YAML file, flags, or both (flags win)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EXAMPLES = """\
 """
 USAGE = "hf-domino train [CONFIG] [--FIELD VALUE ...]"
 PAPER = Path(__file__).parents[1] / "training" / "paper.yaml"
-# Fields of Transformers that most trainings set.
+# Fields of Transformers that most training runs set.
 FROM_TRANSFORMERS = {
     "output_dir": "Folder for the drafter and its checkpoints.",
     "per_device_train_batch_size": "Number of examples per step and device.",
@@ -46,7 +46,7 @@ OTHERS = "All other fields of transformers.TrainingArguments are flags, too."
 
 
 def add_help(parser: argparse.ArgumentParser) -> None:
-    """List our own fields and the most wanted ones of Transformers, without loading Transformers."""
+    """Add our own fields and the most common ones of Transformers for `--help`, without importing Transformers."""
     _begin(parser)
     for title, owners in OWNERS.items():
         group = parser.add_argument_group(title)
@@ -58,13 +58,14 @@ def add_help(parser: argparse.ArgumentParser) -> None:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the YAML file and every field, those of Transformers' training arguments included, as flags."""
+    """Add the YAML file and every field as flags, including those of Transformers' training arguments."""
     from transformers import HfArgumentParser
+    from transformers.hf_argparser import string_to_bool
 
     _begin(parser)
     for action in HfArgumentParser(_groups(), add_help=False)._actions:
-        action.default = argparse.SUPPRESS  # the YAML file decides flags that are not given
-        if action.dest == "start_from_target":  # true, false, or what minutes decide
+        action.default = argparse.SUPPRESS  # so that the YAML file decides about flags that are not given
+        if action.type is string_to_bool:  # also for `bool | None`, for which the parser would require a value
             action.nargs = "?"
             action.const = True
         parser._add_action(action)
@@ -99,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
         ended_by.append(signal.SIGINT)
         signal.raise_signal(signal.SIGTERM)
 
-    # Several processes would save at different steps, and only the main thread receives signals.
+    # Several processes would save at different steps, and only the main thread can receive signals.
     listens = args.world_size == 1 and threading.current_thread() is threading.main_thread()
     if listens:
         args.enable_jit_checkpoint = True
@@ -118,7 +119,7 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
     """Merge the YAML file and the flags into the four groups of arguments.
 
     Args:
-        options (`argparse.Namespace`): The flags that were given, and `config`, the YAML file or None.
+        options (`argparse.Namespace`): The flags that were given, and `config`, which is the YAML file or None.
 
     Raises:
         ValueError: If the file is not a mapping of known fields.

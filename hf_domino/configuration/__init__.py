@@ -1,1 +1,1 @@
-"""A drafter's configuration, what it takes from its target's, and the registry of methods."""
+"""The configuration of a drafter, the fields that it takes from its target, and the registry of drafting methods."""

@@ -1,4 +1,4 @@
-"""What the fields of a drafter's configuration must be, told by name where one is not."""
+"""Validate the fields of a drafter's configuration; each error names the field, its range and its value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.from_target import ROPE_TYPES
 from hf_domino.configuration.registry import config_classes, default_of
 
@@ -16,32 +16,32 @@ DRAFT_LENGTHS = (ADAPTIVE, "full")
 FULL = "full_attention"
 SLIDING = "sliding_attention"
 LAYER_TYPES = (FULL, SLIDING)
-MOST_DRAFTED = 1024  # of a round; releases draft up to 16, trees up to 64, and masks are as large as their square
-MOST_POSITIONS = 2**31 - 1  # of a text: kernels count them in 32 bits
-MOST = 10**15  # products of two numbers up to it are numbers in fp32
-MOST_LAYERS = 10**6  # of a target that does not say how many it has
-WHY_READABLE = "the last one's is read after the final norm, and only where num_target_layers is told"
-MOST_WIDTH = 2**20  # of a tensor, but for rows of tokens; products of three are counted in 64 bits
+MOST_DRAFTED = 1024  # tokens in a round; releases draft up to 16, trees up to 64, and masks grow with the square
+MOST_POSITIONS = 2**31 - 1  # in a text, because kernels count positions in 32 bits
+MOST = 10**15  # the product of two such numbers is still finite in fp32
+MOST_LAYERS = 10**6  # for a target whose number of layers is unknown
+WHY_READABLE = "the last one's is read after the final norm, and only if num_target_layers is given"
+MOST_WIDTH = 2**20  # of a tensor, except for vocabularies; products of three widths fit into 64 bits
 WIDTH = (1, MOST_WIDTH)
 WIDTHS = ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim")
 SIZES = {
     "vocab_size": (1, MOST_POSITIONS),
-    "num_hidden_layers": (1, 1000),  # no decoder has as many
+    "num_hidden_layers": (1, 1000),  # no decoder has that many
     **dict.fromkeys(WIDTHS, WIDTH),
     "max_position_embeddings": (1, MOST_POSITIONS),
     "block_size": (2, MOST_DRAFTED),
 }
-POSITIVE = (1e-30, MOST)  # numbers in fp32 begin at 1e-38
+POSITIVE = (1e-30, MOST)  # positive numbers in fp32 begin at 1e-38
 NUMBERS = {**dict.fromkeys(("initializer_range", "rms_norm_eps"), POSITIVE), "attention_dropout": (0, 1)}
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 FREQUENCIES = ("low_freq_factor", "high_freq_factor")
 ROPE_NUMBERS = {
     "rope_theta": (2, MOST),
     **dict.fromkeys(("factor", "attention_factor", "beta_fast", "beta_slow", *FREQUENCIES), POSITIVE),
-    **dict.fromkeys(("mscale", "mscale_all_dim"), (0, MOST)),  # 0 is none
+    **dict.fromkeys(("mscale", "mscale_all_dim"), (0, MOST)),  # 0 means none
     "original_max_position_embeddings": (1, MOST_POSITIONS),
 }
-# What is read without a default, by `rope_type`.
+# Fields that each `rope_type` reads without a default.
 ROPE_REQUIRED = {
     "linear": ("factor",),
     "yarn": ("original_max_position_embeddings",),
@@ -50,7 +50,7 @@ ROPE_REQUIRED = {
 
 
 def check_fields(config: Any) -> None:
-    """Refuse a configuration with a field out of its range."""
+    """Raise an error if a field of a configuration is out of its range."""
     _check_method(config)
     _check_sizes(config)
     _check_choices(config)
@@ -59,41 +59,43 @@ def check_fields(config: Any) -> None:
 
 
 def fields_of(config: Any, *names: str) -> str:
-    """Name fields of a method's configuration for an error."""
+    """Describe fields of a method's configuration for an error message."""
     return f"{', '.join(names)} of {config.article} {config.title} drafter"
 
 
 def refuse_fields_of_others(config: Any, given: Mapping[str, Any]) -> None:
-    """Refuse fields of other methods, unless they have their defaults: older versions stored all fields in every file.
+    """Raise an error for fields of other methods, unless they have their default values.
+
+    Default values are accepted because older versions stored the fields of all methods in every file.
 
     Args:
-        config (`DominoConfig`): The configuration that is made.
-        given (`Mapping[str, Any]`): What it was given beside its own fields.
+        config (`DominoConfig`): The configuration that is being created.
+        given (`Mapping[str, Any]`): The arguments that it got besides its own fields.
     """
     for name, value in given.items():
         others = {other: field for other in config_classes() for field in fields(other) if field.name == name}
-        # Older files have fields that follow the target with any value.
+        # In older files, fields that follow the target's hidden size can have any value.
         is_size = any(name in other.sizes_for(1) for other in others)
         defaults = [default_of(field) for field in others.values()]
         if defaults and not is_size and value not in defaults:
             remedy = "Leave it out; no other drafter of this method can be run."
-            raise refusal(fields_of(config, name), defaults[0], value, remedy)
+            raise invalid_argument(fields_of(config, name), defaults[0], value, remedy)
 
 
 def _check_method(config: Any) -> None:
-    """Refuse another method's name, and shared fields that do nothing unless they have their one value."""
+    """Raise an error for another method's name, and for shared fields without effect that have an unexpected value."""
     for name, value in config.fixed.items():
         if (given := getattr(config, name)) != value:
             remedy = "Leave it out; no other drafter of this method can be run."
-            raise refusal(fields_of(config, name), value, given, remedy)
+            raise invalid_argument(fields_of(config, name), value, given, remedy)
     own = type(config).projector_type
     if config.projector_type != own:
         remedy = "Make a configuration of that method with config.changed(projector_type=...)."
-        raise refusal(fields_of(config, "projector_type"), repr(own), config.projector_type, remedy)
+        raise invalid_argument(fields_of(config, "projector_type"), repr(own), config.projector_type, remedy)
 
 
 def check_range(field: str, value: Any, low: float, high: float | None = None, hint: str = "", is_whole=True) -> None:
-    """Refuse a number outside of its range."""
+    """Raise an error if a value is not a number (by default, a whole number) within its range."""
     if isinstance(value, bool) or not isinstance(value, int if is_whole else (int, float)):
         allowed = "a whole number" if is_whole else "a number"
     elif low <= value <= (math.inf if high is None else high):
@@ -130,14 +132,14 @@ def _check_sizes(config: Any) -> None:
 
 
 def _check_numbers(config: Any) -> None:
-    """Refuse text, NaN, infinity, and zero where nothing can be computed with it, in other fields than sizes."""
+    """Raise an error if a field other than a size is text, NaN or infinite, or is zero but must be positive."""
     for field, limits in NUMBERS.items():
         check_range(field, getattr(config, field), *limits, is_whole=False)
     for field in TOKEN_IDS:
         ids = getattr(config, field)
         for token in ids if isinstance(ids, (list, tuple)) else [ids]:
             if token is not None:
-                check_range(field, token, -1, MOST_POSITIONS)  # some targets say -1 for none
+                check_range(field, token, -1, MOST_POSITIONS)  # some targets use -1 for none
     rope = config.rope_parameters or {}
     partial = rope.get("partial_rotary_factor", 1)
     check_range("rope_parameters['partial_rotary_factor']", partial, 1, 1, is_whole=False)
@@ -145,15 +147,16 @@ def _check_numbers(config: Any) -> None:
 
 
 def check_rope_numbers(rope: Mapping[str, Any], section: str = "rope_parameters", required: Sequence[str] = ()) -> None:
-    """Refuse a rotary embedding with a number out of its range, and one that differs by layer.
+    """Raise an error if a rotary embedding has a number out of its range, or differs by layer.
 
     Args:
-        rope (`Mapping[str, Any]`): The rotary embedding, as in a configuration.
-        section (`str`, *optional*, defaults to `"rope_parameters"`): Its name in the configuration, for the error.
+        rope (`Mapping[str, Any]`): The parameters of the rotary embedding, as in a configuration.
+        section (`str`, *optional*, defaults to `"rope_parameters"`): Their name in the configuration, for the error.
         required (`Sequence[str]`, *optional*, defaults to `()`): Fields that must not be None.
 
     Raises:
-        ValueError: If a number is out of its range; the message names the field, its range and its value.
+        ValueError: If a number is out of its range, or the parameters differ by layer; the message names the field, its
+            range and its value.
     """
     for field, limits in ROPE_NUMBERS.items():
         value = rope.get(field)
@@ -161,11 +164,11 @@ def check_rope_numbers(rope: Mapping[str, Any], section: str = "rope_parameters"
             check_range(f"{section}[{field!r}]", value, *limits, is_whole=False)
     for field, value in rope.items():
         if isinstance(value, dict):
-            raise refusal(f"{section}[{field!r}]", "absent", value, "All layers share one rotary embedding.")
+            raise invalid_argument(f"{section}[{field!r}]", "absent", value, "All layers share one rotary embedding.")
     low, high = (rope.get(field) for field in FREQUENCIES)
     if low is not None and high is not None and low >= high:
         expected = f"more than low_freq_factor={low}"
-        raise refusal(f"{section}['high_freq_factor']", expected, high, "Correct config.json.")
+        raise invalid_argument(f"{section}['high_freq_factor']", expected, high, "Correct config.json.")
 
 
 def _check_choices(config: Any) -> None:
@@ -176,13 +179,13 @@ def _check_choices(config: Any) -> None:
 
 
 def check_choice(config: Any, field: str, allowed: Sequence[str]) -> None:
-    """Refuse a field that is none of the allowed values."""
+    """Raise an error if a field does not have one of the allowed values."""
     if getattr(config, field) not in allowed:
         raise ValueError(f"{field} must be one of {tuple(allowed)}, got {getattr(config, field)!r}.")
 
 
 def readable_layers(config: Any, num_target_layers: int) -> range:
-    """Layers that may be read of a target of so many: not the last one where no file told how many there are."""
+    """Return the target layers that a drafter may read: not the last one if `config.num_target_layers` is None."""
     return range(num_target_layers - (config.num_target_layers is None))
 
 

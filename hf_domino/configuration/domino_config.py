@@ -11,20 +11,20 @@ from typing import Any
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of, refuse_fields_of_others
-from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, ends_of, fields_from_target
+from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, eos_ids_of, fields_from_target
 from hf_domino.configuration.method import MethodFacts
 from hf_domino.configuration.registry import METHODS, all_fields, default_of
 
-ARCHITECTURE = "DominoDraftModel"  # in every file, whichever method it is of
-# In files of before, and read over.
-GONE = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
-# What Transformers gives to any configuration or stores in it, beside the fields of its base class; and the old name of
-# a part of `rope_parameters`.
+ARCHITECTURE = "DominoDraftModel"  # in every file, whatever the method
+# Fields of older files, which are ignored.
+IGNORED_FIELDS = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
+# Names that Transformers passes to any configuration or stores in it, besides the fields of its base class, and
+# `rope_theta`, the old name of a part of `rope_parameters`.
 OF_TRANSFORMERS = {
-    *GONE,
+    *IGNORED_FIELDS,
     *("model_type", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash", "auto_map"),
     *("attn_implementation", "experts_implementation", "output_attentions", "use_cache", "is_decoder", "rope_theta"),
     *("_attn_implementation_internal", "_experts_implementation_internal", "per_layer_config"),
@@ -37,59 +37,59 @@ END_AS_MASK = (
 
 @strict
 class DominoConfig(MethodFacts, PreTrainedConfig):
-    """Configuration of a drafter, whose method is its `projector_type`.
+    """Configuration of a drafter; its `projector_type` selects the drafting method.
 
-    `DominoConfig(projector_type="dspark", ...)`, `from_pretrained` and [`~DominoConfig.for_target`] give an instance of
-    the method's own subclass, which adds the fields of that method. The defaults are the shape of the released Qwen3-8B
-    drafter. Use [`~DominoConfig.for_target`] for another target.
+    `DominoConfig(projector_type="dspark", ...)`, `from_pretrained` and [`~DominoConfig.for_target`] return an instance
+    of the method's own subclass, which adds the fields of that method. The defaults have the shape of the released
+    drafter for Qwen3-8B. For another target, use [`~DominoConfig.for_target`].
 
     Args:
         vocab_size (`int`, *optional*, defaults to 151936): Rows of the target's embeddings.
-        hidden_size (`int`, *optional*, defaults to 4096): Hidden size, which is the target's.
+        hidden_size (`int`, *optional*, defaults to 4096): Hidden size of the drafter and of its target.
         intermediate_size (`int`, *optional*, defaults to 12288): Width of the MLPs.
-        num_hidden_layers (`int`, *optional*, defaults to 5): Layers of the backbone.
-        num_attention_heads (`int`, *optional*, defaults to 32): Query heads.
-        num_key_value_heads (`int`, *optional*, defaults to 8): Key and value heads.
+        num_hidden_layers (`int`, *optional*, defaults to 5): Number of layers of the backbone.
+        num_attention_heads (`int`, *optional*, defaults to 32): Number of query heads.
+        num_key_value_heads (`int`, *optional*, defaults to 8): Number of key and value heads.
         head_dim (`int`, *optional*, defaults to 128): Width of a head.
         hidden_act (`str`, *optional*, defaults to `"silu"`): Activation of the MLPs.
         max_position_embeddings (`int`, *optional*, defaults to 40960): Longest sequence, in tokens.
-        initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of fresh weights.
+        initializer_range (`float`, *optional*, defaults to 0.02): Standard deviation of newly initialized weights.
         rms_norm_eps (`float`, *optional*, defaults to 1e-6): Epsilon of the RMS norms.
         rope_parameters (`dict`, *optional*): Rotary embedding, as in Transformers; `rope_type` is one of `"default"`,
-            `"linear"`, `"yarn"`, `"llama3"`. Defaults to `rope_theta` 10,000.
-        rope_interleaved (`bool`, *optional*, defaults to `False`): Whether rotary positions turn neighbours
-            `(2i, 2i + 1)` of a head together, not `(i, i + head_dim / 2)`.
-        attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights while training.
-        block_size (`int`, *optional*, defaults to 16): Positions of a block, anchor included.
-        mask_token_id (`int`, *optional*, defaults to 151669): Token that fills a block behind the anchor.
-        num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None if it is not known.
-        target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique, in
-            `[0, num_target_layers - 1]`, of which the last is read after the final norm. Defaults to the releases' rule
-            for a new drafter; files must tell them, but one of EAGLE-3 may leave them to the target that it meets.
-        target_model_type (`str`, *optional*): `model_type` of the target the drafter was made for.
-        projector_type (`str`, *optional*, defaults to `"domino"`): The method of drafting; `hf_domino.methods` has all.
-        pure_draft_prefix_len (`int`, *optional*, defaults to 0): Proposals at the start that are not corrected.
+            `"linear"`, `"yarn"`, `"llama3"`. Defaults to a `rope_theta` of 10,000.
+        rope_interleaved (`bool`, *optional*, defaults to `False`): Whether the rotary embedding rotates the neighbours
+            `(2i, 2i + 1)` of a head as a pair, instead of `(i, i + head_dim / 2)`.
+        attention_dropout (`float`, *optional*, defaults to 0.0): Dropout of attention weights during training.
+        block_size (`int`, *optional*, defaults to 16): Number of positions in a block, including the anchor.
+        mask_token_id (`int`, *optional*, defaults to 151669): Token that fills a block after the anchor.
+        num_target_layers (`int`, *optional*, defaults to 36): Decoder layers of the target; None if unknown.
+        target_layer_ids (`list[int]`, *optional*): Target layers whose outputs are the context features; unique and in
+            `[0, num_target_layers - 1]`. The last layer is read after the final norm. A new drafter follows the
+            releases' rule. Files must list the layers, but EAGLE-3 files can leave them to the target that is used.
+        target_model_type (`str`, *optional*): `model_type` of the target that the drafter was made for.
+        projector_type (`str`, *optional*, defaults to `"domino"`): Drafting method; `hf_domino.methods` lists them.
+        pure_draft_prefix_len (`int`, *optional*, defaults to 0): Number of first proposals that are not corrected.
         shift_label (`bool`, *optional*, defaults to `True`): Whether block position k predicts the token after it
-            (`block_size` proposals) or its own (`block_size - 1` proposals).
-        draft_pool_size (`int`, *optional*, defaults to 128): Drafts are chosen among so many likeliest tokens of a
-            position, which is faster and hardly changes them; None for all.
-        draft_vocab_size (`int`, *optional*): Drafts are chosen among this many of the target's tokens, in
-            `[1, vocab_size]`, stored as `d2t`: base logits, W2 and training are of these alone (arXiv 2502.14856). A
-            new drafter's are the first ones. None for the whole vocabulary.
-        draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` drafts as far as pays, if at all;
-            `"full"` drafts full blocks.
+            (`block_size` proposals) or its own token (`block_size - 1` proposals).
+        draft_pool_size (`int`, *optional*, defaults to 128): Number of most likely tokens of a position among which
+            drafts are chosen, which is faster and hardly changes them; None for all tokens.
+        draft_vocab_size (`int`, *optional*): Size of the draft vocabulary, in `[1, vocab_size]`: drafts, base logits,
+            W2 and training only use this many of the target's tokens, stored as `d2t` (arXiv 2502.14856). A new drafter
+            has the first ones. None for the whole vocabulary.
+        draft_length (`str`, *optional*, defaults to `"adaptive"`): `"adaptive"` only drafts as many tokens as pay off,
+            which may be none; `"full"` drafts full blocks.
         draft_tree_size (`int` or `str`, *optional*, defaults to `"adaptive"`): Most proposals of a round in a tree of
-            the likeliest branches. `"adaptive"`: trees where they emit more tokens in the same time; None: chains.
-        draft_window_size (`int`, *optional*): Positions of the context that a draft sees, the last ones before the
-            anchor; None for all. A new drafter gets the `max_length` of its training, behind which acceptance falls.
-        target_name (`str`, *optional*): Name on the Hub, or of the folder, of the target the drafter was trained for.
-            This and the next five are set by training, and compared with a target when they meet; None says nothing.
-        target_revision (`str`, *optional*): Its commit on the Hub.
-        target_config_digest (`str`, *optional*): Digest of its sizes.
-        target_weights_digest (`str`, *optional*): Digest of a few of its weights, equal in every dtype, or why there is
-            none: `"adapted"`, `"quantised"`, `"offloaded"` or `"sharded"`.
-        target_dtype (`str`, *optional*): What it ran in, such as `"bfloat16"`.
-        bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): The target's.
+            the likeliest branches. `"adaptive"` drafts trees if they emit more tokens in the same time; None, chains.
+        draft_window_size (`int`, *optional*): Number of context positions before the anchor that a draft sees; None for
+            all. A new drafter gets the `max_length` of its training, because acceptance falls beyond it.
+        target_name (`str`, *optional*): Hub or folder name of the target that the drafter was trained for. Training
+            sets this field and the next four. They are compared with the target that is used; None means unknown.
+        target_revision (`str`, *optional*): Commit of the target on the Hub.
+        target_config_digest (`str`, *optional*): Digest of the target's sizes.
+        target_weights_digest (`str`, *optional*): Digest of a few of the target's weights, equal in every dtype, or why
+            there is none: `"adapted"`, `"quantised"`, `"offloaded"` or `"sharded"`.
+        target_dtype (`str`, *optional*): Dtype that the target ran in, such as `"bfloat16"`.
+        bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): Token ids of the target.
 
     Raises:
         ValueError: If a field is out of its range; the message names the field, its range and its value.
@@ -143,11 +143,11 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     pad_token_id: int | None = None
 
     def __new__(cls, *args: Any, **given: Any) -> DominoConfig:
-        """Make a configuration of the method that `projector_type` names."""
+        """Create an instance of the configuration class that `projector_type` selects."""
         return super().__new__(cls.of_method(given.get("projector_type", cls.projector_type)))
 
     def __post_init__(self, **kwargs):
-        if self.target_layer_ids is None and isinstance(self.num_target_layers, int):  # another is refused by `check`
+        if self.target_layer_ids is None and isinstance(self.num_target_layers, int):  # `check` rejects other types
             self.target_layer_ids = self.choose_layers(self.num_target_layers)
         given = {name: value for name, value in kwargs.items() if value not in (None, False) or name in ROTARY}
         given |= {f"rope_parameters.{name}": None for name in ROTARY if name in (self.rope_parameters or ())}
@@ -158,34 +158,34 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         self.rope_parameters = base | (self.rope_parameters or {"rope_type": "default"})
         if theta not in (None, self.rope_parameters["rope_theta"]):
             expected = f"{self.rope_parameters['rope_theta']} as in rope_parameters"
-            raise refusal("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
+            raise invalid_argument("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
-        for name in (*GONE, *all_fields()):
+        for name in (*IGNORED_FIELDS, *all_fields()):
             kwargs.pop(name, None)
         super().__post_init__(**kwargs)
         self.check()
 
     @classmethod
     def of_method(cls, projector_type: Any) -> type[DominoConfig]:
-        """The configuration class of a method; of this one, where this is not [`DominoConfig`] itself.
+        """Return the configuration class of a method; a subclass of [`DominoConfig`] always returns itself.
 
         Args:
-            projector_type (`str`): Its name.
+            projector_type (`str`): Name of the method.
 
         Raises:
             ValueError: If there is no such method.
         """
         if cls is not DominoConfig:
             return cls
-        if not METHODS:  # this module was imported without the methods, which register themselves
+        if not METHODS:  # methods register themselves when they are imported, which has not happened yet
             import_module(f"{__name__.partition('.')[0]}.methods")
         if projector_type not in tuple(METHODS):
             raise ValueError(f"projector_type must be one of {tuple(METHODS)}, got {projector_type!r}.")
         return METHODS[projector_type].config_class
 
     def check(self) -> None:
-        """Check all fields again, as after one was set.
+        """Validate all fields, for example after one of them was set.
 
         Raises:
             ValueError: If a field is out of its range; the message names the field, its range and its value.
@@ -193,14 +193,14 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         check_fields(self)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors that the configuration describes, by name; none of them is made."""
+        """Return the shapes of all tensors that the configuration describes, by name, without creating the tensors."""
         return METHODS[self.projector_type].shapes(self)
 
     def changed(self, **changes: Any) -> DominoConfig:
-        """A copy with some fields changed; with `projector_type` a configuration of that method.
+        """Return a copy with some fields changed; with `projector_type`, a configuration of that method.
 
         Args:
-            changes: Fields, which are checked. New ones of another method are as in a new drafter for this target.
+            changes: New values of fields. Fields that only the new method has get the values of a new drafter.
 
         Raises:
             ValueError: If a field is unknown, of another method or out of its range.
@@ -223,7 +223,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         """Build a configuration from a dictionary, as `from_pretrained` reads it.
 
         Raises:
-            ValueError: If it is the configuration of another kind of model.
+            ValueError: If the dictionary describes another kind of model.
         """
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
@@ -231,13 +231,13 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
                 f"model_type must be {cls.model_type!r}, got {model_type!r}: this is no drafter of hf_domino. "
                 "Load a target with AutoModelForCausalLM; drafters are made by `hf-domino train`."
             )
-        if "projector_type" in kwargs:  # it says which class to make
+        if "projector_type" in kwargs:  # it selects the class
             config_dict = config_dict | {"projector_type": kwargs.pop("projector_type")}
         return super().from_dict(config_dict, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
-        """Save the configuration; arguments are those of [`~transformers.PreTrainedConfig`]."""
-        # Transformers has just written the method's class, which older versions do not know.
+        """Save the configuration, with the arguments of [`~transformers.PreTrainedConfig.save_pretrained`]."""
+        # When it saves a model, Transformers sets the method's class, which older versions of hf_domino do not know.
         if vars(self).get("architectures"):
             self.architectures = [ARCHITECTURE]
         return super().save_pretrained(save_directory, *args, **kwargs)
@@ -249,46 +249,46 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
 
     @property
     def num_draft_tokens(self) -> int:
-        """Tokens proposed per round (P)."""
+        """Number of tokens that are proposed in a round (P)."""
         return self.block_size - self.label_offset
 
     @property
     def num_captured(self) -> int:
-        """Target layers that are read (L)."""
+        """Number of target layers that are read (L)."""
         return len(self.target_layer_ids or ()) or self.most_captured
 
     def layer_ids(self, target_config: PreTrainedConfig) -> list[int]:
-        """The layers that are read of a target with this configuration."""
+        """Return the ids of the layers to read from a target with this configuration."""
         num_layers = target_config.get_text_config(decoder=True).num_hidden_layers
         return list(self.target_layer_ids or self.choose_layers(num_layers))
 
     @property
     def fixed_tree_size(self) -> int | None:
-        """Most nodes where all rounds propose trees; None for chains, and where rounds show which of them pay."""
+        """Most nodes of a tree if all rounds propose trees; None for chains and for an adaptive choice."""
         if isinstance(self.draft_tree_size, str):
             return None
         return self.draft_tree_size
 
     @property
     def draft_width(self) -> int:
-        """Tokens that drafts are chosen among (D): `draft_vocab_size`, or all of the target's."""
+        """Number of tokens among which drafts are chosen (D): `draft_vocab_size`, or `vocab_size` if that is None."""
         if self.draft_vocab_size is None:
             return self.vocab_size
         return self.draft_vocab_size
 
     @classmethod
     def refuse_unknown(cls, names: Iterable[str]) -> None:
-        """Refuse what is no field of a configuration.
+        """Raise an error if a name is not a field of this configuration.
 
         Args:
-            names (`Iterable[str]`): Given as fields.
+            names (`Iterable[str]`): Names that were passed as fields.
 
         Raises:
-            ValueError: Naming those.
+            ValueError: If some names are not fields; the message lists them.
         """
         names = [name for name in names if name not in {field.name for field in fields(cls)}]
         if others := [name for name in names if name in all_fields()]:
-            raise refusal(fields_of(cls, *others), "left out", "given", "It has no such part.")
+            raise invalid_argument(fields_of(cls, *others), "left out", "given", "It has no such part.")
         if names:
             raise ValueError(
                 f"{', '.join(names)} must be a field of DominoConfig, got none of that name: leave it out, "
@@ -299,21 +299,21 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     def for_target(cls, target_config: PreTrainedConfig, tokenizer: Any = None, **overrides: Any) -> DominoConfig:
         """Build a drafter configuration for any causal language model.
 
-        Widths, heads, norms and RoPE follow the target; captured layers follow the releases' rule; the mask token is
-        the tokenizer's own, else a spare row of the target's vocabulary, else one that is reserved, else the pad or,
-        which is said, the end-of-text token.
+        Widths, heads, norms and RoPE follow the target; captured layers follow the releases' rule. The mask token is
+        the first of these that exists: the tokenizer's own, an unused row of the target's vocabulary, a reserved token,
+        the pad token, the end-of-text token (with a notice).
 
         Args:
-            target_config (`PreTrainedConfig`): The target's configuration; of a multimodal one, the text part is used.
+            target_config (`PreTrainedConfig`): The target's configuration; for a multimodal one, the text part is used.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, to find a mask token.
             overrides: Any field of the method's configuration, such as `num_hidden_layers` (defaults to 5, or fewer
-                for a target of less than 20 layers) or `block_size` (defaults to 16).
+                for a target with fewer than 20 layers) or `block_size` (defaults to 16).
 
         Returns:
             `DominoConfig`: A validated configuration.
 
         Raises:
-            ValueError: If the target is an encoder-decoder model or has no width, or an override is no field or out of
+            ValueError: If the target is an encoder-decoder model or has no width, or an override is unknown or out of
                 its range.
 
         Example:
@@ -339,11 +339,11 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         method.refuse_unknown(overrides)
         text = target_config.get_text_config(decoder=True)
         if unread := [name for name in method.unread if name in overrides]:
-            raise refusal(fields_of(method, *unread), "left out", "given", "It has no such part.")
+            raise invalid_argument(fields_of(method, *unread), "left out", "given", "It has no such part.")
         follows = fields_from_target(text, tokenizer)
         follows |= method.sizes_for(follows["hidden_size"])
         config = method(**(follows | dict(method.defaults) | overrides))
         mask = config.mask_token_id
-        if "mask_token_id" not in (*method.unread, *overrides) and mask in ends_of(config):
+        if "mask_token_id" not in (*method.unread, *overrides) and mask in eos_ids_of(config):
             notice(END_AS_MASK % (f"{mask}, {tokenizer.convert_ids_to_tokens(mask)!r}" if tokenizer else mask))
         return config

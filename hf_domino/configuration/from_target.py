@@ -1,4 +1,4 @@
-"""What a drafter's configuration takes from its target's, whatever that one leaves out."""
+"""Derive a drafter's configuration from its target's, even if the target's leaves fields out."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 
 # RoPE variants whose frequencies do not change with the length of the input.
 ROPE_TYPES = ("default", "linear", "yarn", "llama3")
-# Names by which files say whether rotary positions turn neighbours together, with what each says where it does.
+# Names under which files say whether the rotary embedding rotates neighbours as a pair, each with its value if it does.
 ROTARY = {
     **dict.fromkeys(("rope_interleaved", "rope_interleave", "rotary_interleaved", "rope_traditional"), True),
     **dict.fromkeys(("rope_is_neox_style", "is_neox_style"), False),
 }
 DEFAULT_ROPE_THETA = 10_000.0
-# Names of added tokens that no text holds: those kept for later, as Llama 3's, Mistral's and Gemma's; then the unknown.
+# Patterns of added tokens that no text holds: reserved ones, as in Llama 3, Mistral and Gemma, then the unknown token.
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
-# Where targets say how many positions they have.
+# Fields in which targets say how many positions they have.
 LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 SHORTER = "Let it write shorter answers (--max-new-tokens)."
 
 
 def _read(text: PreTrainedConfig, field: str) -> Any:
-    """Read a field of a target's configuration: the first layer's where layers differ, None where there is none."""
+    """Read a field of a target's configuration: the first layer's if layers differ, None if it is missing."""
     try:
         return getattr(text, field, None)
-    except RuntimeError:  # Transformers' own for fields that differ by layer
+    except RuntimeError:  # Transformers raises it for fields that differ by layer
         return getattr(text.per_layer_config[0], field, None)
 
 
@@ -49,19 +49,19 @@ def _positive(text: PreTrainedConfig, *fields: str) -> Any:
 
 
 def within_window(target_config: PreTrainedConfig, max_length: int, answer: int = 0) -> int:
-    """Limit `max_length` to what a target reads, and say so where it is less.
+    """Limit `max_length` to the positions that a target has, and log a notice if they are fewer.
 
     Args:
-        target_config (`PreTrainedConfig`): The target's.
-        max_length (`int`): Longest row that is asked for, in tokens.
-        answer (`int`, *optional*, defaults to 0): Tokens of it that the target is to write.
+        target_config (`PreTrainedConfig`): The target's configuration.
+        max_length (`int`): Requested length of the longest example, in tokens.
+        answer (`int`, *optional*, defaults to 0): Number of these tokens that the target writes.
 
     Raises:
         ValueError: If answers leave no room for a prompt.
     """
     window = _positive(target_config.get_text_config(decoder=True), *LENGTH_LIMITS) or max_length
     if window <= answer:
-        raise refusal("max_new_tokens", f"below {window}, all the target reads", answer, SHORTER)
+        raise invalid_argument("max_new_tokens", f"below {window}, all the target reads", answer, SHORTER)
     if window < max_length:
         notice(f"rows are cut at {window} tokens, the most that the target reads, not at {max_length}.")
     return min(window, max_length)
@@ -70,12 +70,12 @@ def within_window(target_config: PreTrainedConfig, max_length: int, answer: int 
 def spread_layers(num_target_layers: int, most: int) -> list[int]:
     """Choose layers that are spread over a target, as the DFlash releases do (arXiv 2602.06036).
 
-    The last layer is never picked: Transformers returns its hidden state after the final norm. Where the releases' rule
-    would repeat a layer or leave the range (small targets), there are fewer layers.
+    The last layer is never chosen, because Transformers returns its hidden state after the final norm. If the releases'
+    rule would repeat a layer or leave the range, as in small targets, fewer layers are chosen.
 
     Args:
-        num_target_layers (`int`): Layers of the target.
-        most (`int`): Layers to choose, where it has as many.
+        num_target_layers (`int`): Number of layers of the target.
+        most (`int`): Maximum number of layers to choose.
     """
     if num_target_layers < 2:
         raise ValueError(
@@ -89,12 +89,12 @@ def spread_layers(num_target_layers: int, most: int) -> list[int]:
 
 
 def rank_for(hidden_size: int) -> int:
-    """The rank of a new correction head beside a target of this hidden size."""
+    """Return the rank of a new correction head for a target of this hidden size."""
     return max(16, min(256, hidden_size // 4))
 
 
-def ends_of(config: Any) -> tuple[int, ...]:
-    """The token ids that end a text by a configuration, one of generation too, which may name none."""
+def eos_ids_of(config: Any) -> tuple[int, ...]:
+    """Return the token ids that end a text, from a model or generation configuration; empty if it names none."""
     ends = config.eos_token_id
     if ends is None:
         return ()
@@ -108,7 +108,7 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
 
     Args:
         text (`PreTrainedConfig`): The configuration of the target's decoder.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's, to find a mask token.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, to find a mask token.
 
     Raises:
         ValueError: If the target has no width, vocabulary or number of layers.
@@ -134,7 +134,7 @@ def fields_from_target(text: PreTrainedConfig, tokenizer: Any = None) -> dict[st
 
 
 def _head_fields(text: PreTrainedConfig) -> dict[str, int]:
-    """Take the target's heads, or plain ones of width 64 where it has no ordinary attention heads."""
+    """Return the target's heads, or plain heads of width 64 if it has no ordinary attention heads."""
     hidden_size = _size(text, "hidden_size")
     num_heads = _read(text, "num_attention_heads") or 1
     head_dim = _read(text, "head_dim") or hidden_size // num_heads
@@ -147,13 +147,13 @@ def _head_fields(text: PreTrainedConfig) -> dict[str, int]:
 
 
 def _rope_parameters(text: PreTrainedConfig) -> dict[str, Any]:
-    """Take the target's RoPE where its frequencies are fixed, else only its base."""
+    """Return the target's RoPE if its frequencies are fixed, else only its base."""
     rope = _read(text, "rope_parameters") or {}
     rope = rope.get("full_attention", rope)
     if not isinstance(rope, dict) or rope.get("rope_type", "default") not in ROPE_TYPES:
         rope = {"rope_theta": rope.get("rope_theta") if isinstance(rope, dict) else None}
     others = ("partial_rotary_factor", *ROTARY)
-    # Some targets nest the rotary embedding of another kind of layer in that of the first.
+    # Some targets nest the rotary embedding of another type of layer in that of the first.
     is_kept = {
         key: key not in others and value is not None and not isinstance(value, dict) for key, value in rope.items()
     }
@@ -168,7 +168,7 @@ def _token_ids(text: PreTrainedConfig, tokenizer: Any) -> dict[str, Any]:
     added: dict[str, int] = getattr(tokenizer, "get_added_vocab", dict)()
     template = str(getattr(tokenizer, "chat_template", None))
     kept = (added[name] for use in RESERVED for name in added if re.search(use, name, re.I) and name not in template)
-    # Some configurations' defaults name tokens that their own vocabulary does not have.
+    # The defaults of some configurations name tokens that are not in their own vocabulary.
     candidates = (getattr(tokenizer, "mask_token_id", None), spare, *kept, pad, first_eos, text.vocab_size - 1)
     return {
         "mask_token_id": next(token for token in candidates if token is not None and 0 <= token < text.vocab_size),

@@ -1,4 +1,4 @@
-"""The registry of methods: the model class of each, by `projector_type`. `hf_domino.methods` registers its own."""
+"""Registry of drafting methods: the model class of each `projector_type`. `hf_domino.methods` registers ours."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ METHODS: dict[str, Any] = {}  # subclasses of DominoDraftModel
 
 
 def register(model_class: Any) -> None:
-    """Register a method of drafting, which `projector_type` then names wherever a drafter is made or loaded.
+    """Register a drafting method, so that its `projector_type` works wherever a drafter is created or loaded.
 
     Args:
-        model_class (`type[DominoDraftModel]`): Its model. The model's `config_class`, a subclass of [`DominoConfig`],
-            names the method by its default of `projector_type`.
+        model_class (`type[DominoDraftModel]`): The method's model. Its `config_class`, a subclass of [`DominoConfig`],
+            names the method as the default of `projector_type`.
     """
     METHODS[model_class.config_class.projector_type] = model_class
     for auto_class in (AutoModel, AutoModelForCausalLM):
@@ -23,25 +23,25 @@ def register(model_class: Any) -> None:
 
 
 def config_classes() -> list[Any]:
-    """The configuration classes of all methods."""
+    """Return the configuration classes of all methods."""
     return [model_class.config_class for model_class in METHODS.values()]
 
 
 def default_of(field: Field) -> Any:
-    """The default of a configuration's field, which a factory may make."""
+    """Return the default of a configuration's field, from its factory if it has one."""
     if field.default_factory is MISSING:
         return field.default
     return field.default_factory()
 
 
 def all_fields() -> dict[str, str]:
-    """The fields of all methods' configurations, each with the text of its type, such as `"list[int] | None"`."""
+    """Return the fields of all methods' configurations, with their types as text, such as `"list[int] | None"`."""
     inherited = {field.name for field in fields(PreTrainedConfig)}
     found = dict[str, str]()
     for config_class in config_classes():
         for field in fields(config_class):
             if field.name not in inherited:
-                # A class, where the method's file does not import annotations from __future__.
+                # It is a class if the method's module does not import annotations from __future__.
                 name = field.type.__name__ if type(field.type) is type else str(field.type)
                 found.setdefault(field.name, name)
     return found

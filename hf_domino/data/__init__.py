@@ -1,4 +1,4 @@
-"""Text to train on: records read and encoded, rows of token ids, and text that the target writes itself."""
+"""Training text: read and encode records, hold the examples, and let the target write text itself."""
 
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from hf_domino.data.writers import EndpointWriter, TargetWriter
     from hf_domino.data.writing import write_data
 
-# Public name -> module it is loaded from.
+# Public name -> module from which it is loaded.
 _LATER = {
     "RowCounts": "rows",
     "RowDataset": "rows",

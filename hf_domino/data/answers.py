@@ -1,8 +1,8 @@
 """Let the target answer chats, one assistant turn after another, and continue plain text.
 
-An example holds what the target read and wrote, token by token. If the template shows earlier turns as they were
-written, a whole chat is one example. A turn that the template shows differently once other turns follow, because it
-drops reasoning, becomes an example of its own.
+An example holds exactly the tokens that the target read and wrote. If the template shows earlier turns as they were
+written, a whole chat is one example. If it shows a turn differently once other turns follow, because it drops the
+reasoning, that turn becomes a separate example.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from hf_domino.data.names import Fields, template_arguments
 from hf_domino.data.prompts import ASSISTANT, Prompt
 from hf_domino.data.records import at
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Do, Rows
+from hf_domino.data.units import Rows, RunUnits
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer, Written
 
-Answer = dict[str, Any]  # to a prompt, with the fields that `write_answers` lists
+Answer = dict[str, Any]  # an answer to a prompt, with the fields that `write_answers` describes
 TOO_LONG = "too long"
 UNENDED = "unended"
 REFUSED = "refused by the chat template"
-FIRST_SEED = 500_000  # answers of a run take seeds from here on, prompts take those below
-TURN_STRIDE = 10_000_019  # distance between the seeds of two turns of a batch of chats
+FIRST_SEED = 500_000  # answers use seeds from here on, and prompts use those below
+TURN_STRIDE = 10_000_019  # distance between the seeds of two turns in a batch of chats
 
 
-def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, settings: WritingSettings, do: Do) -> Rows:
-    """Let the target answer prompts in batches of similar length, which take the temperatures in turn.
+def write_answers(
+    prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, settings: WritingSettings, do: RunUnits
+) -> Rows:
+    """Let the target answer prompts in batches of similar length, which use the temperatures in turn.
 
     An answer has the `number` of its prompt, its `rows` (examples), `messages` and `temperature`. Its `flaw` says why
-    the chat ends early, and `refusal` holds the error of a chat template that rejects what the target wrote.
+    the chat ends early. If the chat template rejects the target's own text, `refusal` holds the error.
     """
     lengths = [sum(len(message["content"]) for message in p.messages) + len(p.text) for p in prompts]
     order = sorted(range(len(prompts)), key=lambda number: (len(prompts[number].messages), lengths[number]))
@@ -68,7 +70,7 @@ def write_answers(prompts: Sequence[Prompt], writer: Writer, tokenizer: Any, set
 
 
 def _read(answer: Answer, prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Fields) -> list[int] | None:
-    """Return the token ids up to the target's next turn, or None if the template rejects what the target wrote."""
+    """Return the token ids up to the target's next turn, or None if the template rejects the target's earlier text."""
     if not prompt.messages:
         return encode_text(prompt.text, tokenizer, goes_on=True)
     answer["messages"] += prompt.turns[turn]
@@ -78,7 +80,7 @@ def _read(answer: Answer, prompt: Prompt, turn: int, tokenizer: Any, template_kw
             text = render_chat(answer["messages"], tokenizer, arguments, add_generation_prompt=True)
             return tokenizer(text, add_special_tokens=False)["input_ids"]
     except ValueError as error:
-        if turn == 0:  # the record's own words
+        if turn == 0:  # the template rejects the record itself
             raise
         answer["flaw"] = REFUSED
         answer["refusal"] = str(error)
@@ -86,7 +88,7 @@ def _read(answer: Answer, prompt: Prompt, turn: int, tokenizer: Any, template_kw
 
 
 def _add(answer: Answer, read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> None:
-    """Append what the target wrote to what it read."""
+    """Add the tokens that the target read and wrote to an answer."""
     examples = answer["rows"]
     if not examples or read[: len(examples[-1]["input_ids"])] != examples[-1]["input_ids"]:
         examples.append({"input_ids": [], "loss_mask": []})
@@ -98,10 +100,10 @@ def _add(answer: Answer, read: list[int], text: Written, tokenizer: Any, prompt:
 
 
 def _message(read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> Message:
-    """Turn what the target wrote into a message, with the tokenizer's `response_template` if it has one.
+    """Turn the text that the target wrote into a message, with the tokenizer's `response_template` if it has one.
 
-    Otherwise the message holds the whole text without its end token. Special tokens, which mark reasoning and channels,
-    stay in it, because without them a chat template would take the reasoning for an answer.
+    Otherwise, the message holds the whole text without its end token. Special tokens that mark reasoning and channels
+    stay in it, because without them a chat template would take the reasoning for the answer.
     """
     written = text.ids[:-1] if text.ended else text.ids
     words = tokenizer.decode(written)
@@ -109,7 +111,7 @@ def _message(read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> 
     if prompt.messages and text.ids and getattr(tokenizer, "response_template", None):
         try:
             parsed = tokenizer.parse_response(text.ids, prefix=read, tools=prompt.fields.get("tools"))
-        except ValueError:  # the text is cut, or not in the form of the template
+        except ValueError:  # the text is cut, or does not match the response template
             return message
         message = {"content": "", **parsed, "role": ASSISTANT}
     return message

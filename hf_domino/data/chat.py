@@ -1,10 +1,10 @@
-"""Read conversations in the forms that data sets have, and encode them with the loss on the assistant's tokens.
+"""Read conversations in the formats of common data sets, and encode them with the loss on the assistant's tokens.
 
 The conversation is rendered turn by turn. Whatever an assistant turn adds to its generation prompt belongs to the
-assistant, unless the chat template has generation blocks, which mark that part themselves. A turn that the template
-renders differently once other turns follow, because it drops reasoning, is learned from an example of its own that ends
-with this turn, as the target would write it. An assistant turn that opens the conversation carries no loss, because the
-target never writes one.
+assistant, unless the chat template has generation blocks, which mark that part themselves. Some templates render a turn
+differently once other turns follow, because they drop its reasoning. Such a turn is learned from a separate example
+that ends with it, the way the target would write it. An assistant turn that opens the conversation carries no loss,
+because the target never writes one.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.data.names import MESSAGE, Fields, check_names, has_loss
 from hf_domino.data.records import at
 
@@ -22,12 +22,12 @@ GENERATION_BLOCK = re.compile(r"\{%-?\s*generation\b")
 Message = dict[str, Any]
 Example = dict[str, list[int]]  # token ids, and a loss mask that is 1 on the assistant's tokens and 0 elsewhere
 UNANSWERED = "Let the target write the answer (hf-domino data), or leave the record out."
-UNALIGNABLE: Example = {"input_ids": [], "loss_mask": []}  # a turn that does not begin with its generation prompt
+UNALIGNABLE: Example = {"input_ids": [], "loss_mask": []}  # for a turn that does not begin with its generation prompt
 # Speakers of ShareGPT-like records -> roles of chat templates.
 ROLES = {
     "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant", "system": "system", "tool": "tool",
 }  # fmt: skip
-# Roles that chat templates on the Hub know; the last ones are those of Llama 3, GLM-4, OLMo and Granite.
+# Roles that chat templates on the Hub use; the ones in the last line come from Llama 3, GLM-4, OLMo and Granite.
 SPEAKERS = (
     "assistant", "developer", "system", "tool", "user",
     "function", "ipython", "observation", "environment", "document", "control",
@@ -42,7 +42,7 @@ MESSAGE_FIELDS = "`role` and `content`, which must be text (or null beside `tool
 
 
 def field_of(record: Fields, needed: str) -> str:
-    """Find the field that a record's text or chat is in."""
+    """Find the field that holds the text or chat of a record."""
     for name in ("messages", "conversations", "prompt", "text"):
         if name in record:
             return name
@@ -82,7 +82,7 @@ def with_system(messages: list[Message], system: str | None) -> list[Message]:
 
 
 def with_own_system(messages: list[Message], system: str | None) -> list[Message]:
-    """Put the system turn that a record names in front of its chat, which must not have another."""
+    """Put the system turn from a record's own field in front of its chat, which must not have a different one."""
     own = messages[0]["content"] if messages[0]["role"] == "system" else system
     if system is not None and own != system:
         raise ValueError(
@@ -108,7 +108,7 @@ def _read_message(given: Any, name: str) -> Message:
         raise ValueError(f"{name} must have {MESSAGE_FIELDS}, got {str(given)[:60]}.")
     if speaker not in roles:
         remedy = "Rename the speaker, or give the rendered chat as `prompt` and `completion`."
-        raise refusal(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)
+        raise invalid_argument(f"{name}: the speaker", f"one of {', '.join(roles)}", speaker, remedy)
     return {"role": roles[speaker], **message, "content": content}
 
 
@@ -116,7 +116,7 @@ def _read_message(given: Any, name: str) -> Message:
 
 
 class _Turn(NamedTuple):
-    """A turn to learn, with its number, the place in the text where it begins, and the text up to its end."""
+    """A turn to learn: its number, where it begins in the text, and the text up to its end."""
 
     number: int
     begin: int
@@ -126,9 +126,9 @@ class _Turn(NamedTuple):
 def encode_chat(messages: list[Message], tokenizer: Any, template_kwargs: Fields, start: int = 0) -> list[Example]:
     """Render a conversation, and mark the assistant's tokens in the messages from `start` on.
 
-    Most conversations give one example. Every turn that the template renders differently within the whole conversation
-    adds another one, and every turn that does not begin with its generation prompt adds `UNALIGNABLE`. A conversation
-    whose turns carry no weight gives one empty example.
+    Most conversations give one example. Each turn that the template renders differently within the whole conversation
+    adds another example, and each turn that does not begin with its generation prompt adds `UNALIGNABLE`. If no turn
+    has a weight above 0, the result is one empty example.
     """
     roles = [message["role"] for message in messages]
     asked = next((number for number, role in enumerate(roles) if role not in BEFORE_A_QUESTION), 1)
@@ -197,7 +197,7 @@ def _mark(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Example:
     ids = encoded["input_ids"]
     mask = []
     for token, (first, last) in zip(tokenizer.convert_ids_to_tokens(ids), encoded["offset_mapping"], strict=True):
-        # A byte-level post-processor may leave leading spaces out of a token's offsets, and so all of a blank token.
+        # A byte-level post-processor can leave leading spaces out of a token's offsets, even a whole token of spaces.
         spaces = len(token) - len(token.lstrip(BYTE_LEVEL_SPACE))
         is_trimmed = first == last or text[first] != " "
         if is_trimmed and text[first - spaces : first] == " " * spaces:
@@ -214,9 +214,9 @@ def _has_generation_blocks(tokenizer: Any) -> bool:
 def render_chat(
     messages: list[Message], tokenizer: Any, template_kwargs: Fields, add_generation_prompt: bool = False
 ) -> str:
-    """Render a conversation; with `add_generation_prompt`, up to where the assistant's next turn begins."""
+    """Render a conversation; with `add_generation_prompt`, the text ends where the assistant's next turn begins."""
     if ours := [name for name in OURS if name in template_kwargs]:
-        raise refusal(
+        raise invalid_argument(
             "chat_template_kwargs",
             "variables of the chat template",
             ours[0],
@@ -231,5 +231,5 @@ def render_chat(
         return tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=add_generation_prompt, **template_kwargs
         )
-    except Exception as error:  # a template is a program of its own, and may raise anything
+    except Exception as error:  # a template is a program, which can raise anything
         raise ValueError(f"field `messages`: the chat template rejects it: {error}") from error

@@ -1,4 +1,4 @@
-"""Encode records as training examples: which forms a record may have, and where the loss falls in each.
+"""Encode records as training examples: the formats that a record can have, and where each of them has loss.
 
 An example is `{"input_ids": [...], "loss_mask": [...]}`.
 """
@@ -36,7 +36,7 @@ NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `inp
 
 
 def encode_record(record: Fields, tokenizer: Any, template_kwargs: Fields) -> list[Example]:
-    """Encode one record as uncut examples; some conversations give more than one."""
+    """Encode a record as examples of full length; some conversations give more than one."""
     if "input_ids" in record:
         check_names(record, IDS)
         example = _read_ids(record) if has_loss(record) else dict(UNALIGNABLE)
@@ -60,7 +60,7 @@ def encode_record(record: Fields, tokenizer: Any, template_kwargs: Fields) -> li
         return [_supervised(prompt_ids + completion_ids, start=len(prompt_ids))]
     messages = with_own_system(read_messages(record, name), read_system(record))
     start = 0
-    if name == "prompt":  # after messages, the completion is messages too, or the assistant's text
+    if name == "prompt":  # if the prompt has messages, the completion has messages, too, or the assistant's text
         start = len(messages)
         if isinstance(record.get("completion"), list):
             messages += read_messages(record, "completion")
@@ -71,12 +71,13 @@ def encode_record(record: Fields, tokenizer: Any, template_kwargs: Fields) -> li
 
 
 def encode_text(text: str, tokenizer: Any, goes_on: bool = False) -> list[int]:
-    """Encode a text as the target reads it, with the tokens that its tokenizer adds in front and behind, each once.
+    """Encode a text the way the target reads it, with the tokens that its tokenizer adds at both ends, each once.
 
     Args:
-        text (`str`): The text, which may begin with the tokenizer's first token, or end with its last one, already.
-        tokenizer (`PreTrainedTokenizerBase`): The target's.
-        goes_on (`bool`, *optional*, defaults to `False`): Whether more text follows, so that nothing is added behind.
+        text (`str`): The text. If it already begins or ends with the tokenizer's own tokens, they are not added again.
+        tokenizer (`PreTrainedTokenizerBase`): The target's tokenizer.
+        goes_on (`bool`, *optional*, defaults to `False`): Whether more text follows, so that nothing is added at the
+            end.
     """
     some = tokenizer("a", add_special_tokens=False)["input_ids"]
     whole = tokenizer("a")["input_ids"]
@@ -96,7 +97,7 @@ def _supervised(ids: list[int], start: int = 0) -> Example:
 
 
 def _read_ids(record: Fields) -> Example:
-    """Read token ids, with the loss on those tokens on which every mask of the record puts it."""
+    """Read token ids, with loss on the tokens that every mask of the record includes."""
     ids = record["input_ids"]
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise ValueError(f"field `input_ids` must be a list of token ids, got {str(ids)[:60]}.")

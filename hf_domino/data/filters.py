@@ -1,4 +1,4 @@
-"""Leave text out of training that loops, or that holds prompts of an evaluation.
+"""Keep texts that loop, or that contain prompts of an evaluation, out of the training data.
 
 Two texts do not share 13 words in a row by chance (GPT-3, arXiv 2005.14165, appendix C).
 """
@@ -8,18 +8,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-NGRAM = 4  # tokens by which loops are found
-TAIL = 64  # tokens; a text that falls into a loop does so at its end
+NGRAM = 4  # tokens; repeated n-grams show a loop
+TAIL = 64  # tokens; a text that has begun to loop still does so at its end
 RUN = 13  # words in a row that no two texts share by chance
 
 
 def words_of(text: str) -> tuple[str, ...]:
-    """Split a text into words, without case and punctuation."""
+    """Split a text into words, ignoring case and punctuation."""
     return tuple(re.findall(r"\w+", text.casefold()))
 
 
 def distinct_ngram_ratio(tokens: Sequence[int]) -> float:
-    """Compute the share of distinct 4-grams in a text, which is near 0 if it loops and 1.0 without any repetition.
+    """Compute the share of distinct 4-grams in a text: near 0 if it loops, 1.0 if nothing is repeated.
 
     Example:
     ```python
@@ -36,7 +36,7 @@ def distinct_ngram_ratio(tokens: Sequence[int]) -> float:
 
 
 def loops(ids: Sequence[int], min_distinct: float) -> bool:
-    """Say whether too few 4-grams of a text, or of its last 64 tokens, are distinct.
+    """Return whether too few 4-grams of a text, or of its last 64 tokens, are distinct.
 
     Example:
     ```python
@@ -50,13 +50,13 @@ def loops(ids: Sequence[int], min_distinct: float) -> bool:
 
 
 class Exclusions:
-    """Texts that training text must not hold, such as the prompts of an evaluation."""
+    """Texts that the training text must not contain, such as the prompts of an evaluation."""
 
     def __init__(self, texts: Iterable[str]):
         self._runs = {run for text in texts for run in _runs_of(text)}
 
     def overlap(self, text: str) -> bool:
-        """Say whether a text shares 13 words in a row with an excluded one, or is equal to a shorter one."""
+        """Return whether a text shares 13 words in a row with an excluded one, or is equal to a shorter one."""
         return not self._runs.isdisjoint(_runs_of(text))
 
 

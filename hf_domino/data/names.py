@@ -1,8 +1,9 @@
-"""Know the names in records that change the loss or the prompt, beside the fields that hold a text or a chat.
+"""List the fields of records that change the loss or the prompt, besides those that hold the text or the chat.
 
-`NAMES` is the whole list, which says where each name is read and where it is refused. Any other name is taken for a
-note, such as a topic or a source. Where a name is neither read nor refused, its information is there already: token ids
-include the system turn, and a chat template gets every message whole.
+`NAMES` lists all of them, and says where each field is read and where it is an error. Any other field is taken for a
+note, such as a topic or a source, and ignored. If a listed field is neither read nor an error somewhere, the record
+already has its information there: token ids include the system turn, and a chat template gets every message with all
+its fields.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-Fields = Mapping[str, Any]  # of a record, of a message, or of a chat template, by their names
-# What a name may stand beside, or in.
+Fields = Mapping[str, Any]  # fields of a record or a message, or variables of a chat template, by name
+# Where a field can occur: in a record with one of the first three, or in a message.
 IDS = "`input_ids`"
 CHAT = "a chat"
 TEXT = "a text"
 MESSAGE = "a message"
-# What a name may change.
+# What a field can change.
 LOSS = "what is learned"
 PROMPT = "what the target reads"
 
 
 class Name(NamedTuple):
-    """What a name changes, where it is read, where it is refused, and what to write in its place."""
+    """What a field changes, where it is read, where it is an error, and what to do instead."""
 
     changes: str
     read: tuple[str, ...]
@@ -33,7 +34,7 @@ class Name(NamedTuple):
 
 
 _OF_TOKENS = Name(LOSS, (IDS,), (CHAT, TEXT))
-_WEIGHT = Name(LOSS, (IDS, CHAT, TEXT, MESSAGE), ())  # 1 or 0, as `has_loss` reads it
+_WEIGHT = Name(LOSS, (IDS, CHAT, TEXT, MESSAGE), ())  # 1 or 0, which `has_loss` reads
 _OF_CHATS = Name(PROMPT, (CHAT,), (TEXT,))
 _PACKED = Name(PROMPT, (), (IDS,), "Give each text as a record of its own.")
 _MEDIA = Name(PROMPT, (), (CHAT,), "Only text is supported: leave such records out.")
@@ -52,7 +53,7 @@ WEIGHTS = tuple(name for name, rule in NAMES.items() if rule is _WEIGHT)
 
 
 def check_names(fields: Fields, where: str, changes: tuple[str, ...] = (LOSS, PROMPT)) -> None:
-    """Refuse the fields of a record or a message that change the loss or the prompt and are not read there.
+    """Raise a `ValueError` if a field of a record or a message changes the loss or the prompt and is not read there.
 
     Empty fields are ignored, and so are `labels` that are not a list, because those hold the class of a text.
     """
@@ -67,7 +68,7 @@ def check_names(fields: Fields, where: str, changes: tuple[str, ...] = (LOSS, PR
 
 
 def has_loss(fields: Fields, can_learn: bool = True) -> bool:
-    """Return whether a record or a message is learned, which its weights say by 1 or true, or by 0 or false.
+    """Return whether a record or a message is learned: yes, unless one of its weights is 0 or false.
 
     Only the assistant's messages can be learned (`can_learn`), so a weight of 1 elsewhere is an error.
     """
@@ -85,7 +86,7 @@ def has_loss(fields: Fields, can_learn: bool = True) -> bool:
 
 
 def read_system(record: Fields) -> str | None:
-    """Read the system turn that a record names beside its chat; return None if there is none."""
+    """Read the system turn that a record has in a field of its own; return None if there is none."""
     given = [record[name] for name in ("system", "system_prompt") if record.get(name)]
     if not given:
         return None
@@ -95,7 +96,7 @@ def read_system(record: Fields) -> str | None:
 
 
 def read_template_fields(record: Fields) -> dict[str, Any]:
-    """Read the fields that are arguments of the chat template, as objects or JSON, and leave out empty ones."""
+    """Read the fields that are arguments of the chat template, given as objects or as JSON; leave out empty ones."""
     read = {}
     fields = (("tools", list, "a list of objects"), ("chat_template_kwargs", dict, "an object"))
     for name, expected_type, expected in fields:
@@ -111,7 +112,7 @@ def read_template_fields(record: Fields) -> dict[str, Any]:
 
 
 def template_arguments(fields: Fields) -> dict[str, Any]:
-    """Turn fields that [`read_template_fields`] read into arguments of the chat template."""
+    """Turn the fields from [`read_template_fields`] into arguments of the chat template."""
     arguments = dict(fields.get("chat_template_kwargs", {}))
     if "tools" in fields:
         arguments["tools"] = fields["tools"]

@@ -1,4 +1,4 @@
-"""Read prompts for the target: chats whose assistant turns it writes, and plain text that it continues."""
+"""Read prompts for the target: chats, whose assistant turns it will write, and plain text, which it will continue."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import PROMPT_FIELDS
-from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import Message, field_of, read_messages, read_string, with_own_system, with_system
 from hf_domino.data.filters import Exclusions, words_of
 from hf_domino.data.names import CHAT, PROMPT, TEXT, Fields, check_names, read_system, read_template_fields
@@ -20,9 +20,9 @@ TOOL = "tool"
 
 @dataclass(frozen=True)
 class Prompt:
-    """A plain text, or a chat that ends with a user's turn or with an assistant's turn to be replaced.
+    """A plain text, or a chat that ends with a user's turn or with an assistant's turn that will be replaced.
 
-    `fields` holds those fields of its record that are arguments of the chat template, such as `tools`.
+    `fields` holds the fields of its record that are arguments of the chat template, such as `tools`.
     """
 
     messages: tuple[Message, ...] = ()
@@ -31,19 +31,19 @@ class Prompt:
 
     @property
     def words(self) -> str:
-        """Return the user's words, or the text, by which prompts are compared."""
+        """The user's words, or the text; prompts are compared by them."""
         return self.text or "\n".join(m["content"] for m in self.messages if m["role"] == USER)
 
     @property
     def drop_reason(self) -> str | None:
-        """Return why the prompt cannot be answered: the answer of a tool would not fit a new call."""
+        """Why the prompt cannot be answered, or None: the recorded answer of a tool would not fit a new call."""
         if any(m["role"] == TOOL or m.get("tool_calls") for m in self.messages):
             return "tool calls"
         return None
 
     @property
     def turns(self) -> list[list[Message]]:
-        """Return the messages before each answer; an assistant's message that opens the chat is a greeting."""
+        """The messages before each answer; an assistant's message that opens the chat is a greeting, not an answer."""
         turns: list[list[Message]] = [[]]
         for message in self.messages:
             if message["role"] == ASSISTANT and (turns[1:] or any(m["role"] == USER for m in turns[0])):
@@ -76,12 +76,12 @@ def prompt_of(record: Fields, place: str, plain: bool = False, system: str | Non
         last = messages[-1]["role"]
         if last not in (USER, ASSISTANT, TOOL):
             expected = "a user's, or an assistant's that is written anew"
-            raise refusal(f"field `{field}`: the last message", expected, last, "Cut the chat before it.")
+            raise invalid_argument(f"field `{field}`: the last message", expected, last, "Cut the chat before it.")
         return Prompt(tuple(with_system(messages, system)), fields=read_template_fields(record))
 
 
 class PromptFilter:
-    """Keep prompts that are new and not excluded in `kept`, and count the reasons for the others in `dropped`."""
+    """Keeps prompts that are new and not excluded in `kept`, and counts the reasons for the others in `dropped`."""
 
     def __init__(self, exclusions: Exclusions):
         self.kept: list[Prompt] = []
@@ -90,7 +90,7 @@ class PromptFilter:
         self._seen: set[tuple[str, ...]] = set()
 
     def add(self, prompt: Prompt, drop_reason: str | None) -> None:
-        """Keep a prompt, or count the reason for which it is dropped, which the caller may know already."""
+        """Keep a prompt, or count why it is dropped; the caller can pass a reason."""
         words = words_of(prompt.words)
         if drop_reason is None and self._exclusions.overlap(prompt.words):
             drop_reason = "excluded"

@@ -12,14 +12,14 @@ from typing import Any
 
 from huggingface_hub.utils.sha import sha_fileobj
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.data.names import NAMES
 
 Record = dict[str, Any]
 PlacedRecord = tuple[str, Record]  # the place of the record, and the record
 RECORD_SUFFIXES = (".jsonl", ".json", ".parquet")
-PARQUET_ROWS = 256  # few enough that a batch of wide rows stays small, too
-# Columns of a table that are read. Images, for one, are not.
+PARQUET_ROWS = 256  # few enough to keep a batch of wide rows small
+# The only columns of a table that are read; images, for example, are never loaded.
 FIELDS = ("input_ids", "messages", "conversations", "prompt", "completion", "text", *NAMES)
 
 
@@ -28,7 +28,7 @@ class Source:
     """Records to read, with a name for messages and a digest of all records."""
 
     name: str
-    fingerprint: Callable[[], str | None]  # None if only this process knows the records
+    fingerprint: Callable[[], str | None]  # None if the records exist only in this process
     records: Callable[[], Iterator[PlacedRecord]]
 
 
@@ -45,12 +45,12 @@ def from_files(paths: Sequence[str | Path]) -> Source:
     for path in files:
         if path.is_dir():
             remedy = "Pass a folder to `from_dataset` of hf_domino.data.records."
-            raise refusal("files of records", "files", str(path), remedy)
+            raise invalid_argument("files of records", "files", str(path), remedy)
         if not path.is_file():
             raise FileNotFoundError(f"the training file must exist, got {str(path)!r}: pass a file of records.")
         if path.suffix not in RECORD_SUFFIXES:
             remedy = 'Write one record per line, such as {"prompt": "..."} or {"text": "..."}, into a .jsonl file.'
-            raise refusal("files of records", f"of {', '.join(RECORD_SUFFIXES)}", str(path), remedy)
+            raise invalid_argument("files of records", f"of {', '.join(RECORD_SUFFIXES)}", str(path), remedy)
     return Source(
         ", ".join(map(str, files)),
         lambda: ", ".join(f"{path.suffix} {_digest(path)}" for path in files),
@@ -61,8 +61,8 @@ def from_files(paths: Sequence[str | Path]) -> Source:
 def from_dataset(name: str, split: str | None = None, streaming: bool = False, field: str = "the data set") -> Source:
     """Take records from a data set: a folder of files, one that `save_to_disk` wrote, or `name:config` on the Hub.
 
-    The split defaults to the only one, or else to `train`. Streaming does not copy the whole data set to disk. Errors
-    name `field`.
+    If there are several splits, the default is `train`. Streaming does not download the whole data set. Errors name
+    `field`.
     """
     import datasets
 
@@ -87,18 +87,18 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False, f
     def records() -> Iterator[PlacedRecord]:
         with _explained(name, field):
             alone = None
-            if folder.is_dir() and chosen in files:  # other splits of a folder may have other columns
+            if folder.is_dir() and chosen in files:  # other splits of a folder can have other columns
                 alone = {chosen: files[chosen]}
             table = datasets.load_dataset(path, config or None, data_files=alone, split=chosen, streaming=streaming)
             yield from from_table(table, f"{name} ({chosen})").records()
 
-    # The names of files on the Hub hold their commit.
+    # The names of files on the Hub contain their commit.
     made_of = f"{name} {chosen} {builder.hash} {files.get(chosen)}"
     return Source(f"{name} ({chosen})", lambda: made_of, records)
 
 
 def from_table(table: Any, name: str) -> Source:
-    """Take records from a `datasets.Dataset` or a list in this process."""
+    """Take records from a `datasets.Dataset` or a list in memory."""
     is_table = hasattr(table, "column_names")
 
     def records() -> Iterator[PlacedRecord]:
@@ -119,7 +119,7 @@ def read_records(path: Path) -> Iterator[PlacedRecord]:
 
 @contextmanager
 def at(place: str) -> Iterator[None]:
-    """Put the place of a record in front of the errors about it."""
+    """Put the place of a record in front of error messages about it."""
     try:
         yield
     except ValueError as error:
@@ -152,15 +152,16 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
             for number, record in enumerate(records, start=1):
                 yield f"{path}, row {number}", record
     except pyarrow.ArrowException as error:
-        raise refusal(
+        raise invalid_argument(
             str(path), "a parquet file", str(error), "Write it again, or give it the suffix of its real format."
         ) from error
 
 
 def _without_nulls(record: Any, place: str, is_table: bool) -> Record:
-    """Drop the null fields of a record and, for a table, which fills in nulls for missing fields, all nested nulls.
+    """Drop the null fields of a record; if it comes from a table, drop nested nulls, too.
 
-    Elsewhere somebody wrote the null inside a field, such as an argument of a tool call, so it stays.
+    Tables use nulls for missing fields. Elsewhere, a nested null is part of the record, such as an argument of a tool
+    call, so it stays.
     """
     if not isinstance(record, dict):
         raise ValueError(f"{place}: must be a JSON object, got {type(record).__name__}.")
@@ -181,7 +182,9 @@ def _choose(split: str | None, names: Sequence[str], name: str) -> str:
     default = names[0] if len(names) == 1 else "train"
     chosen = split or default
     if chosen not in names:
-        raise refusal(f"the split of {name}", f"one of {', '.join(names)}", chosen, "Set train_split or eval_split.")
+        raise invalid_argument(
+            f"the split of {name}", f"one of {', '.join(names)}", chosen, "Set train_split or eval_split."
+        )
     return chosen
 
 
@@ -192,11 +195,11 @@ def _digest(path: Path) -> str:
 
 @contextmanager
 def _explained(name: str, field: str) -> Iterator[None]:
-    """Raise errors of `datasets` as one line that names the data set."""
+    """Turn errors of `datasets` into one line that names the data set."""
     import datasets
 
     try:
         yield
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         expected = "a folder with a data set, or a name on the Hub (followed by :config if it has several)"
-        raise refusal(field, expected, name, f"datasets says: {error.__cause__ or error}") from error
+        raise invalid_argument(field, expected, name, f"datasets says: {error.__cause__ or error}") from error

@@ -1,9 +1,9 @@
 """Read training examples into a `RowDataset`, from files, folders, data sets and lists.
 
-A row is one example, `{"input_ids": [...], "loss_mask": [...]}`, which takes five bytes a token in a table of
-`datasets`. Rows of files are tokenized once and lie on disk, memory-mapped.
+A row is one example, `{"input_ids": [...], "loss_mask": [...]}`, which takes five bytes per token in a table of
+`datasets`. Examples from files are tokenized once, stored on disk and memory-mapped.
 
-Shapes: V tokens of the target, R rows, T tokens of several rows in one line.
+Shapes: V tokens of the target, R examples, T tokens of several concatenated examples.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from hf_domino.data.encoding import encode_record
 from hf_domino.data.names import Fields
 from hf_domino.data.records import PlacedRecord, Source, at, from_files, from_table
 
-READ_AS = 1  # part of the cache's key: raise it when the same text gives other rows
+READ_AS = 2  # part of the cache's key: raise it when the same text gives other examples
 ROWS_AT_ONCE = 1024
-# Field of the counts -> the reason why such rows are left out.
+# Field of the counts -> the reason why such examples are left out.
 REASONS = {
     "without_anchor": "without two neighbouring supervised tokens (raise max_length if they were cut, or check where "
     "the loss falls)",
-    "untold": "assistant turns that do not begin as the chat template asks for them, as with thinking where it is off "
-    "(set --chat-template-kwargs to the mode of the text)",
+    "unaligned": "assistant turns that do not begin as the chat template asks for them, as with thinking where it is "
+    "off (set --chat-template-kwargs to the mode of the text)",
 }
 
 
 @dataclass
 class RowCounts:
-    """Count the records that were read, and what became of their rows.
+    """Counts the records that were read, and the examples that were kept or left out.
 
     Args:
         records (`int`, *optional*, defaults to 0): Records that were read.
-        rows (`int`, *optional*, defaults to 0): Rows that were kept.
-        tokens (`int`, *optional*, defaults to 0): Tokens of the kept rows.
-        cut (`int`, *optional*, defaults to 0): Kept rows that were cut at the longest length.
-        copies (`int`, *optional*, defaults to 0): Kept rows that are equal to an earlier one.
-        without_anchor (`int`, *optional*, defaults to 0): Rows left out because no two neighbouring tokens are
+        rows (`int`, *optional*, defaults to 0): Examples that were kept.
+        tokens (`int`, *optional*, defaults to 0): Tokens of the kept examples.
+        cut (`int`, *optional*, defaults to 0): Kept examples that were cut at the maximum length.
+        copies (`int`, *optional*, defaults to 0): Kept examples that are equal to an earlier one.
+        without_anchor (`int`, *optional*, defaults to 0): Examples left out because no two neighbouring tokens are
             supervised.
-        untold (`int`, *optional*, defaults to 0): Rows left out because their assistant turn does not begin as the chat
-            template asks for it.
-        first_left_out (`str`, *optional*): The place of the first row that was left out.
+        unaligned (`int`, *optional*, defaults to 0): Examples left out because their assistant turn does not begin with
+            the generation prompt of the chat template.
+        first_left_out (`str`, *optional*): The place of the first example that was left out.
     """
 
     records: int = 0
@@ -60,16 +60,16 @@ class RowCounts:
     cut: int = 0
     copies: int = 0
     without_anchor: int = 0
-    untold: int = 0
+    unaligned: int = 0
     first_left_out: str | None = None
 
     @property
     def left_out(self) -> int:
-        """Number of rows that were left out, for whatever reason."""
+        """Number of examples that were left out, for whatever reason."""
         return sum(getattr(self, name) for name in REASONS)
 
     def describe(self) -> str:
-        """Describe what was left out or cut, and why; the text is empty if nothing was.
+        """Describe how many examples were left out or cut, and why; empty if there are none.
 
         Example:
         ```python
@@ -95,19 +95,21 @@ class RowCounts:
 
 
 class RowDataset(Dataset):
-    """Rows of token ids and loss masks, ready for [`DominoTrainer`].
+    """Examples of token ids and loss masks, ready for [`DominoTrainer`].
 
     Args:
-        rows (`Sequence[dict]`): A list or a `datasets.Dataset` of rows with `input_ids` and `loss_mask` of one length.
-            Rows without two neighbouring supervised tokens hold no anchor and are left out, which a warning counts.
-        counts (`RowCounts`, *optional*): The counts of rows that were filtered already. By default this filters them.
+        rows (`Sequence[dict]`): A list or a `datasets.Dataset` of examples, whose `input_ids` and `loss_mask` have the
+            same length. Examples without two neighbouring supervised tokens have no anchor and are left out; a notice
+            counts them.
+        counts (`RowCounts`, *optional*): Counts of examples that are already filtered. Without them, the examples are
+            filtered here.
 
     Attributes:
-        rows (`datasets.Dataset`): The rows, memory-mapped if they were read from files.
-        counts (`RowCounts`): How many rows there are, and how many were left out and why.
+        rows (`datasets.Dataset`): The examples, memory-mapped if they were read from files.
+        counts (`RowCounts`): How many examples there are, and how many were left out and why.
 
     Raises:
-        ValueError: If no row is left.
+        ValueError: If no example is left.
     """
 
     def __init__(self, rows: Any, counts: RowCounts | None = None):
@@ -136,7 +138,7 @@ class RowDataset(Dataset):
         return self.rows[index]
 
     def token_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the token ids of several rows in one line `[T]` with the lengths of these rows `[R]`."""
+        """Yield the concatenated token ids of several examples `[T]` with the lengths of these examples `[R]`."""
         for batch in self.rows.with_format("arrow").iter(ROWS_AT_ONCE):
             ids = batch["input_ids"].combine_chunks()
             yield ids.flatten().to_numpy(), ids.value_lengths().to_numpy()
@@ -150,28 +152,32 @@ def load_rows(
     max_rows: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
 ) -> RowDataset:
-    """Read training files or a data set, once: the rows are kept in the cache of `datasets`.
+    """Read and tokenize training files or a data set; the examples are kept in the cache of `datasets`.
 
-    A `.jsonl` file holds one object per line, a `.json` file a list of objects or the same lines, a `.parquet` file one
-    in each row. An object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or
-    `messages` or `conversations` (loss on assistant tokens), or `input_ids` with `prompt_length` or `loss_mask` (what
-    [`write_data`] writes). Rows are cut at `max_length`. Other fields that change the loss or the prompt are read or
-    refused by name: `NAMES` of `hf_domino.data.names` lists them.
+    A `.jsonl` file has one object per line, a `.json` file has a list of objects, and a `.parquet` file has one object
+    per row. An object has `text`, or `prompt` and `completion` (strings or messages; loss on the completion), or
+    `messages` or `conversations` (loss on the assistant's tokens), or `input_ids` with `prompt_length` or `loss_mask`
+    (which [`write_data`] writes). Examples are cut at `max_length`. Some other fields change the loss or the prompt;
+    `NAMES` of `hf_domino.data.names` lists them, and says which are read and which are errors.
 
     Args:
-        path (`str`, `Path`, a list of these, or `Source`): The file or files, or a [`~data.records.from_dataset`].
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's; needed for all but `input_ids`.
-        max_length (`int`, *optional*, defaults to 2048): Longest row, in tokens.
-        vocab_size (`int`, *optional*): The target's, which no token id may reach. Defaults to no limit.
-        max_rows (`int`, *optional*): Most records to read, from the first on. Defaults to all.
-        chat_template_kwargs (`Mapping`, *optional*): For the chat template, such as `{"enable_thinking": False}`.
+        path (`str`, `Path`, a list of these, or `Source`): File or files, or the result of
+            [`~data.records.from_dataset`].
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer; only records with `input_ids` do not
+            need it.
+        max_length (`int`, *optional*, defaults to 2048): Longest example, in tokens.
+        vocab_size (`int`, *optional*): Vocabulary size of the target; a token id that reaches it is an error. Defaults
+            to no limit.
+        max_rows (`int`, *optional*): Maximum number of records to read, starting with the first. Defaults to all.
+        chat_template_kwargs (`Mapping`, *optional*): Variables for the chat template, such as
+            `{"enable_thinking": False}`.
 
     Returns:
-        `RowDataset`: The rows, with what was left out in `counts`.
+        `RowDataset`: The examples, with the numbers of those that were left out in `counts`.
 
     Raises:
-        ValueError: If a line or field is not as described, or no row can be trained on.
-        FileNotFoundError: If there is no such file.
+        ValueError: If a record is malformed, or no example can be trained on.
+        FileNotFoundError: If a file does not exist.
     """
     if not isinstance(path, Source):
         paths = [path] if isinstance(path, (str, Path)) else path
@@ -193,10 +199,10 @@ def load_rows(
 
 
 def encode_dataset(dataset: Any, name: str, **options: Any) -> Any:
-    """Encode a list, a `datasets.Dataset` or a dictionary of them as the lines of a file are encoded.
+    """Encode a list, a `datasets.Dataset` or a dictionary of them, in the same way as the records of a file.
 
-    A data set whose rows have a `loss_mask` already, or that has no length, is returned unchanged. `options` are the
-    arguments of [`load_rows`].
+    A data set that already has a `loss_mask`, or that has no length, is returned unchanged. `options` are arguments of
+    [`load_rows`].
     """
     if isinstance(dataset, dict):
         return {key: encode_dataset(value, f"{name}[{key!r}]", **options) for key, value in dataset.items()}
@@ -213,7 +219,7 @@ def _usable(
     vocab_size: int | None,
     counts: RowCounts,
 ) -> Iterator[Example]:
-    """Encode records, yield the rows that can be trained on, cut to length, and count the others."""
+    """Encode records, cut their examples to length, yield those that can be trained on, and count the others."""
     seen: set[int] = set()
     for place, record in records:
         with at(place):
@@ -227,7 +233,7 @@ def _usable(
             ids = row["input_ids"][:max_length]
             mask = row["loss_mask"][:max_length]
             if row is UNALIGNABLE or not _has_anchor(mask):
-                counts.untold += row is UNALIGNABLE
+                counts.unaligned += row is UNALIGNABLE
                 counts.without_anchor += row is not UNALIGNABLE
                 counts.first_left_out = counts.first_left_out or place
                 continue
@@ -241,7 +247,7 @@ def _usable(
 
 
 def _description(tokenizer: Any) -> str:
-    """Describe everything about a tokenizer that decides how it encodes a record."""
+    """Describe everything about a tokenizer that changes how it encodes a record."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = repr(tokenizer) if backend is None else backend.to_str()
     return f"{text} {getattr(tokenizer, 'eos_token_id', None)} {getattr(tokenizer, 'chat_template', None)}"
@@ -259,7 +265,7 @@ def _columns() -> Any:
 
 
 def _table(rows: Sequence[Example]) -> Any:
-    """Put rows into a table in memory."""
+    """Put examples into a table in memory."""
     import datasets
 
     columns = _columns()
@@ -267,14 +273,14 @@ def _table(rows: Sequence[Example]) -> Any:
 
 
 def _cached(made_of: tuple[Any, ...], rows: Iterable[Example], counts: RowCounts) -> tuple[Any, RowCounts]:
-    """Read memory-mapped rows from the cache of `datasets`, which the first process writes while the others wait."""
+    """Read memory-mapped examples from the cache of `datasets`; the first process writes it while the others wait."""
     from datasets import Dataset, Value
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
 
     def generate() -> Iterator[dict[str, Any]]:
         yield from rows
-        # The counts are complete only after all rows, so a last row without tokens keeps them.
+        # The counts are complete only after all examples, so an additional last row without tokens stores them.
         yield {"input_ids": [], "loss_mask": [], "counts": json.dumps(asdict(counts))}
 
     columns = _columns()
@@ -283,18 +289,18 @@ def _cached(made_of: tuple[Any, ...], rows: Iterable[Example], counts: RowCounts
     try:
         table = Dataset.from_generator(generate, columns, fingerprint=digest)
     except DatasetGenerationError as error:
-        raise error.__cause__ or error from None  # the error about a record
+        raise error.__cause__ or error from None  # the cause names the record
     last = len(table) - 1
     counts = RowCounts(**json.loads(table[last]["counts"]))
     return table.select(range(last)).remove_columns("counts"), counts
 
 
 def count_tokens(rows: Iterable[Mapping[str, Sequence[int]]], vocab_size: int) -> np.ndarray:
-    """Count how often each token is among those with loss, which the target writes, as `[V]` int64.
+    """Count how often each token occurs among the supervised ones, which the target writes, as `[V]` int64.
 
     Args:
-        rows (`Iterable[Mapping]`): Rows with `input_ids` and `loss_mask`, such as a [`RowDataset`].
-        vocab_size (`int`): Tokens of the target (V).
+        rows (`Iterable[Mapping]`): Examples with `input_ids` and `loss_mask`, such as a [`RowDataset`].
+        vocab_size (`int`): Number of tokens of the target (V).
     """
     counts = np.zeros(vocab_size, dtype=np.int64)
     for row in rows:
@@ -304,13 +310,13 @@ def count_tokens(rows: Iterable[Mapping[str, Sequence[int]]], vocab_size: int) -
 
 
 def most_frequent(counts: Any, size: int) -> list[int]:
-    """Return the tokens with the highest counts in ascending order; of equally frequent tokens, lower ids win.
+    """Return the ids of the most frequent tokens in ascending order; among equally frequent tokens, lower ids win.
 
     These tokens are worth drafting (FR-Spec, arXiv 2502.14856).
 
     Args:
-        counts (`np.ndarray` or `Sequence[int]`): How often each token comes, `[V]`.
-        size (`int`): How many tokens.
+        counts (`np.ndarray` or `Sequence[int]`): How often each token occurs, `[V]`.
+        size (`int`): Number of tokens to return.
 
     Example:
     ```python

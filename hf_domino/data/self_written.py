@@ -1,4 +1,4 @@
-"""Let a chat model write prompts: it gets the opening of a user's turn and finishes the turn (arXiv 2406.08464)."""
+"""Let a chat model write prompts: given the opening of a user's turn, it writes the turn (arXiv 2406.08464)."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.data.chat import render_chat, with_system
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.names import Fields
 from hf_domino.data.prompts import USER, Prompt, PromptFilter
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Do, Rows
+from hf_domino.data.units import Rows, RunUnits
 from hf_domino.data.writers import SEED_STRIDE, Sampling, Writer
 
 DEFAULT_ROWS = 1024
-LEAST_KEPT = 0.3  # if a smaller share is kept, the target gets the first words of its prompts
+LEAST_KEPT = 0.3  # if a smaller share is kept, the target is given the first words of its prompts
 MAX_ROUNDS = 4
-SPARE = 1.1  # later rounds are small, so they ask for a few prompts too many rather than need another round
+SPARE = 1.1  # later rounds are small, so they ask for a few prompts too many, which can save another round
 TOPICS = Path(__file__).with_name("topics.txt")  # first words of many different requests
-SENTINEL = "Sentinel7Question"  # words that no chat template holds
+SENTINEL = "Sentinel7Question"  # a word that no chat template contains
 WAY_OUT = "Pass prompts for it to answer (--prompts FILE)."
 
 
 def check_chat_template(tokenizer: Any) -> None:
-    """Raise an error if the tokenizer has no chat template."""
+    """Raise a `ValueError` if the tokenizer has no chat template."""
     if tokenizer.chat_template is None:
         remedy = "Use a chat model, or pass records with `prompt`, which the target continues (--prompts FILE --plain)."
-        raise refusal("the target's chat template", "set, to write chats", None, remedy)
+        raise invalid_argument("the target's chat template", "set, to write chats", None, remedy)
 
 
 def find_user_turn(
@@ -44,21 +44,21 @@ def find_user_turn(
     before, _, behind = text.partition(SENTINEL)
     if text.count(SENTINEL) != 1:
         remedy = f"A user's turn cannot be left open in this template. {WAY_OUT}"
-        raise refusal("the chat template", "one that shows a user's words once", text[:200], remedy)
+        raise invalid_argument("the chat template", "one that shows a user's words once", text[:200], remedy)
     closing = tokenizer(behind, add_special_tokens=False)["input_ids"]
     if not closing or closing[0] not in tokenizer.get_added_vocab().values():
         remedy = f"The target could not say where its own question ends. {WAY_OUT}"
-        raise refusal("what ends a user's turn in the chat template", "a special token", behind[:40], remedy)
+        raise invalid_argument("what ends a user's turn in the chat template", "a special token", behind[:40], remedy)
     opening = tokenizer(before, add_special_tokens=False)["input_ids"]
     return opening, tuple(dict.fromkeys((closing[0], *ends)))
 
 
 def write_prompts(
-    writer: Writer, tokenizer: Any, ends: Sequence[int], settings: WritingSettings, exclusions: Exclusions, do: Do
+    writer: Writer, tokenizer: Any, ends: Sequence[int], settings: WritingSettings, exclusions: Exclusions, do: RunUnits
 ) -> PromptFilter:
     """Let the target write prompts in rounds, and keep at most `settings.rows` of them.
 
-    The share of prompts that one round kept decides how many prompts the next round asks for.
+    Each round asks for as many prompts as the share that was kept in the round before suggests.
     """
     opening, turn_ends = find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
     sampling = Sampling(settings.max_prompt_tokens, settings.prompt_temperature, settings.prompt_top_p, turn_ends)
@@ -107,7 +107,7 @@ def write_prompts(
 
 
 def _add(written: Mapping[str, Any], filtered: PromptFilter, tokenizer: Any, settings: WritingSettings) -> None:
-    """Keep a prompt that the target wrote, or count the reason for which it is dropped."""
+    """Keep a prompt that the target wrote, or count why it is dropped."""
     ids = written["ids"]
     if written["ended"]:
         ids = ids[:-1]

@@ -1,4 +1,4 @@
-"""Define the settings of `hf-domino data`, which say how text is written."""
+"""Define the settings of `hf-domino data`, which control how the target writes text."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.options import describe, option
-from hf_domino._common.refusal import refusal
 
-# Settings that only sort the written rows into files, so they may change from call to call.
+# Settings that only sort the written examples into files, so they can change from call to call.
 OF_THE_RESULT = ("eval_rows", "keep_unended")
 COUNTS = ("max_new_tokens", "max_prompt_tokens", "batch_size")
-FLAGS = {"rows": "num-examples", "eval_rows": "num-eval-examples"}  # if named otherwise
+FLAGS = {"rows": "num-examples", "eval_rows": "num-eval-examples"}  # flags with another name than their field
 
 
 @describe
@@ -74,9 +74,9 @@ class WritingSettings:
             if not is_right:
                 flag = FLAGS.get(name, name.replace("_", "-"))
                 remedy = f"Choose another value (--{flag})."
-                raise refusal(name, expected, getattr(self, name), remedy)
+                raise invalid_argument(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:
-        """Return the settings that decide the text, for JSON."""
+        """Return the settings that the written text depends on, for JSON."""
         values = asdict(self) | {"temperatures": list(self.temperatures)}
         return {name: value for name, value in values.items() if name not in OF_THE_RESULT}

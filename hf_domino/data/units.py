@@ -1,8 +1,8 @@
-"""Split work into seeded units with a file each, which any process may do, in any order, at any time.
+"""Split work into seeded units with one file each, which any process can do, in any order, at any time.
 
-A unit's file is written atomically, and holds the same results whichever process writes it. So a run may be interrupted
-anywhere and resumed with another number of processes. No process waits for another: one that has finished its share
-continues with the missing units of the others.
+The file of a unit is written atomically, and its content does not depend on the process that writes it. So you can
+interrupt a run at any time and resume it with another number of processes. No process waits for another: when it has
+finished its share, it continues with the missing units of the others.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
-from hf_domino._common.whole_files import write_whole
+from hf_domino._common.atomic_writes import write_atomic
 
 Rows = list[dict[str, Any]]
 Make = Callable[[int], Rows]  # makes the results of the unit with this number
-Do = Callable[[str, int, Make], Rows]  # `do_units` in one folder
+RunUnits = Callable[[str, int, Make], Rows]  # `run_units` in one folder
 
 
-def do_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, count: int, make: Make) -> Rows:
-    """Make the missing units of a stage, beginning with those of this process, and return the results of all units."""
+def run_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, count: int, make: Make) -> Rows:
+    """Make the missing units of a stage, starting with those of this process, and return the results of all units."""
     paths = [folder / f"{name}-{index:06d}.json" for index in range(count)]
     own = range(shard[0], count, shard[1])
     others = (index for index in reversed(range(count)) if index not in own)
     missing = [index for index in (*own, *others) if not paths[index].exists()]
     for index in tqdm(missing, name, unit="batch", disable=not progress):
-        if not paths[index].exists():  # another process may have been faster
-            write_whole(paths[index], json.dumps({"rows": make(index)}))
+        if not paths[index].exists():  # another process can have been faster
+            write_atomic(paths[index], json.dumps({"rows": make(index)}))
     return [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]

@@ -1,6 +1,6 @@
 """Let the target continue prompts, in this process or on a server with OpenAI's completions API.
 
-The server is vLLM or SGLang, which run a large target faster. Prompts go there as token ids, so the chat template is
+The server is vLLM or SGLang, which run a large target faster. Prompts are sent as token ids, so the chat template is
 applied here, and both servers return token ids on request.
 """
 
@@ -18,18 +18,18 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.target.view import input_device
 
 # These values switch off any truncation that a target's generation configuration asks for.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 UNTRUNCATED_THERE = {"top_k": -1, "min_p": 0.0}  # the same for a server
-# Options of a generation configuration that count from where the call of `generate` began.
+# Options of a generation configuration that count from the start of a call of `generate`, so it cannot be split.
 FROM_THE_START = ("min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens", "max_time")
 CHUNK = 32  # tokens between two checks for finished sequences; a check costs about one decode step
 SEED_STRIDE = 1_000_003  # distance between the seeds of two runs, so that their batches do not share seeds
 MAX_RETRIES = 5
-KEY = "OPENAI_API_KEY"  # variable of the environment
+KEY = "OPENAI_API_KEY"  # environment variable
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Sampling:
 
 @dataclass(frozen=True)
 class Written:
-    """A text as token ids, with the token that ends it if it has ended."""
+    """A text as token ids, including its end token if it has ended."""
 
     ids: list[int]
     ended: bool
@@ -55,8 +55,9 @@ class TargetWriter:
 
     Args:
         target (`PreTrainedModel`): The target in evaluation mode.
-        chunk (`int`, *optional*): Number of tokens after which finished sequences leave the batch, so that a few long
-            texts do not hold up all others. By default they stay. The same seed gives other texts with another chunk.
+        chunk (`int`, *optional*): Number of tokens after which finished sequences leave the batch, so that the batch
+            does not keep computing them while a few long texts go on. By default, they stay. With another chunk, the
+            same seed gives different texts.
     """
 
     def __init__(self, target: PreTrainedModel, chunk: int | None = None):
@@ -72,10 +73,10 @@ class TargetWriter:
             prompts (`list[list[int]]`): Token ids, none empty.
             sampling (`Sampling`): How to sample. Truncation that the target's generation configuration asks for is
                 ignored.
-            seed (`int`): Random seed for sampling. torch's own random state stays as it is.
+            seed (`int`): Random seed for sampling. The global random state of torch is not changed.
 
         Returns:
-            `list[Written]`: For each prompt the text that follows it.
+            `list[Written]`: For each prompt, the text that follows it.
         """
         device = input_device(self.target)
         devices = [device] if device.type == "cuda" else []
@@ -85,7 +86,7 @@ class TargetWriter:
 
     def _continue(self, prompts: list[torch.Tensor], sampling: Sampling) -> list[Written]:
         config = self.target.generation_config
-        ends = sampling.ends or ends_of(config)
+        ends = sampling.ends or eos_ids_of(config)
         pad_token_id = config.pad_token_id or 0
         texts: list[list[int]] = [[] for _ in prompts]
         masks = [torch.ones_like(prompt) for prompt in prompts]
@@ -125,7 +126,7 @@ class TargetWriter:
 
 
 def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:
-    """Cut a text behind its first end token."""
+    """Cut a text after its first end token."""
     length = next((index + 1 for index, token in enumerate(ids) if token in ends), None)
     return Written(ids[:length], length is not None)
 
@@ -135,7 +136,7 @@ class EndpointWriter:
 
     Args:
         url (`str`): Address of the API, such as `http://localhost:8000/v1`.
-        model (`str`): The name under which the server offers the target.
+        model (`str`): The target's name on the server.
         ends (`Sequence[int]`): Token ids that end a text of the target.
 
     Raises:
@@ -154,18 +155,18 @@ class EndpointWriter:
         self.ends = tuple(ends)
 
     def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written]:
-        """Continue a batch of prompts, all at once, as [`TargetWriter`] does.
+        """Continue a batch of prompts, all at once, like [`TargetWriter`].
 
         Args:
             prompts (`list[list[int]]`): Token ids, none empty.
             sampling (`Sampling`): How to sample.
-            seed (`int`): Random seed for sampling. Equal prompts are continued differently.
+            seed (`int`): Random seed for sampling. Equal prompts in a batch get different texts.
 
         Returns:
-            `list[Written]`: For each prompt the text that follows it.
+            `list[Written]`: For each prompt, the text that follows it.
 
         Raises:
-            ConnectionError: If the server does not answer, refuses a request, or returns no token ids.
+            ConnectionError: If the server does not answer, rejects a request, or returns no token ids.
         """
         from openai import OpenAIError
 
@@ -173,7 +174,7 @@ class EndpointWriter:
         with ThreadPoolExecutor(len(prompts)) as pool:
             try:
                 return list(pool.map(lambda prompt, own: self._write_one(prompt, sampling, own), prompts, seeds))
-            except (OpenAIError, AttributeError) as error:  # the second if a choice has no token ids
+            except (OpenAIError, AttributeError) as error:  # AttributeError if a choice has no token ids
                 hint = "Check --endpoint and --endpoint-model, and that the server is vLLM's or SGLang's."
                 raise ConnectionError(f"the endpoint {self.url} with model {self.model!r}: {error} {hint}") from error
 

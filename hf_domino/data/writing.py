@@ -13,17 +13,17 @@ from typing import Any
 import torch
 import transformers
 
+from hf_domino._common.atomic_writes import write_atomic
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino._common.version import __version__
-from hf_domino._common.whole_files import write_whole
 from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, Answer, write_answers
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.prompts import Prompt, PromptFilter, prompt_of
 from hf_domino.data.records import Source, from_files
 from hf_domino.data.self_written import check_chat_template, find_user_turn, write_prompts
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Rows, do_units
+from hf_domino.data.units import Rows, run_units
 from hf_domino.data.writers import Writer
 from hf_domino.target.identity import TargetIdentity, check_same
 
@@ -50,7 +50,7 @@ def write_data(
 ) -> dict[str, Any]:
     """Let a target write training text: answers to given prompts, or to prompts that it writes itself.
 
-    A call resumes where earlier calls stopped, with any number of processes, and ends with the same rows.
+    A call resumes where earlier calls stopped. The number of processes can change, and the result is always the same.
 
     Args:
         writer (`Writer`): The target, as a [`TargetWriter`] or an [`EndpointWriter`].
@@ -61,17 +61,17 @@ def write_data(
         settings (`WritingSettings`, *optional*): How text is written; defaults to `WritingSettings()`.
         prompts (`Sequence[Path]`, *optional*): Files of records with `messages`, `conversations`, `prompt` or `text`.
             Without any, a chat model writes its own prompts.
-        exclude (`Sequence[Path]`, *optional*): Files of prompts for measurements, which are kept out of the text.
-        identity (`TargetIdentity`, *optional*): The identity of the target, which is recorded.
-        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
+        exclude (`Sequence[Path]`, *optional*): Files whose prompts must not occur in the text, such as benchmarks.
+        identity (`TargetIdentity`, *optional*): The identity of the target, which the settings record.
+        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): Index of this process and number of processes.
         progress (`bool`, *optional*, defaults to `True`): Whether to show progress bars.
 
     Returns:
         `dict`: The report that `report.json` holds.
 
     Raises:
-        ValueError: If the folder was begun with another target or other settings, a file is not as described, or the
-            target cannot write prompts and there are none.
+        ValueError: If the folder was begun with another target or other settings, a file is malformed, or there are no
+            prompts and the target cannot write them.
     """
     settings = settings or WritingSettings()
     output = Path(output)
@@ -89,7 +89,7 @@ def write_data(
     record |= {"prompts": given.fingerprint(), "exclude": excluded.fingerprint()}
     _begin(output, settings.of_the_text() | record)
 
-    do = partial(do_units, output / UNITS, shard, progress)
+    do = partial(run_units, output / UNITS, shard, progress)
     if not prompts:
         filtered = write_prompts(writer, tokenizer, ends, settings, exclusions, do)
     if not filtered.kept:
@@ -99,7 +99,7 @@ def write_data(
 
 
 def _filter(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> PromptFilter:
-    """Choose the given prompts that the target answers."""
+    """Choose which of the given prompts the target will answer."""
     filtered = PromptFilter(exclusions)
     for place, record in given.records():
         prompt = prompt_of(record, place, settings.plain, settings.system)
@@ -122,12 +122,12 @@ def _begin(output: Path, record: dict[str, Any]) -> None:
             check_same(recorded, target, str(output), START_AGAIN)
         for name, value in record.items():
             if name != "target" and found.get(name) != value:
-                raise refusal(name, f"{found.get(name)!r}, as when {output} was begun", value, START_AGAIN)
+                raise invalid_argument(name, f"{found.get(name)!r}, as when {output} was begun", value, START_AGAIN)
         return
     versions = {
         "hf_domino": __version__, "torch": torch.__version__, "transformers": transformers.__version__,
     }  # fmt: skip
-    write_whole(path, json.dumps(record | {"versions": versions}, indent=1))
+    write_atomic(path, json.dumps(record | {"versions": versions}, indent=1))
 
 
 def _write_result(output: Path, filtered: PromptFilter, answers: Rows, settings: WritingSettings) -> dict[str, Any]:
@@ -166,10 +166,10 @@ def _write_result(output: Path, filtered: PromptFilter, answers: Rows, settings:
     if refusals:
         report["answers"]["first refusal"] = refusals[0]
         notice(f"{len(refusals)} chats are dropped, because the template rejects what the target wrote. {refusals[0]}")
-    write_whole(output / REPORT, json.dumps(report, indent=1) + "\n")
+    write_atomic(output / REPORT, json.dumps(report, indent=1) + "\n")
     _check_kept(report, settings)
     for name, part in rows.items():
-        write_whole(output / name, "".join(json.dumps(row) + "\n" for row in part))
+        write_atomic(output / name, "".join(json.dumps(row) + "\n" for row in part))
     return report
 
 
@@ -189,7 +189,7 @@ def _check_kept(report: Mapping[str, Any], settings: WritingSettings) -> None:
 
 
 def _drop_reason(answer: Answer, settings: WritingSettings) -> str | None:
-    """Return why an answer is dropped; a chat that grew too long is kept up to that turn."""
+    """Return why an answer is dropped, or None; a chat that became too long is kept up to that turn."""
     reason = answer["flaw"]
     is_dropped = reason == UNENDED and not settings.keep_unended
     if is_dropped or not answer["rows"] or reason not in (None, TOO_LONG, UNENDED):

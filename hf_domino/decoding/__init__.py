@@ -1,8 +1,10 @@
-"""One round: the `policy` plans, `drafting` or `copies` propose, the `runner` runs the target.
+"""The decoding loop. In each round, the `policy` plans, a drafter or prompt lookup proposes, and the target verifies.
 
-The `loop` goes from round to round. What is proposed is a `tree`; what `verification` accepts goes to the `output` and
-stays in the `caches`. `sampling` is the distribution of the next token for both sides, `prefixes` what it looks at,
-`processors` its steps, `stopping` where texts end, `noise` what it draws with. Drafts come along `branches`, in a chain
-or, by `growing`, in a tree, from `candidates`. `parts` are chosen once a call: `static` has those of fixed shape.
-`round` is what policy, statistics and loop tell each other, and `estimates` is what the policy knows.
+`loop` runs one round after another, with the parts that a `call` creates once; `static` has the parts for fixed shapes.
+`candidate_generator` makes the proposals, which have the form of a `tree`, by `drafting` or by `prompt_lookup`. Drafts
+grow along `branches`, as a chain or (`growing`) as a tree, and are chosen among `candidates`. `runner` runs the target,
+`verification` accepts proposals, `output` collects the committed tokens, and `caches` realigns the target's cache.
+`sampling` has the distribution of the next token, which the target and the drafter share. It is computed from
+`prefixes` by logits `processors`. Tokens are drawn with `noise`, and `stopping` says where texts end. `round` has the
+records that the loop, the policy and the statistics exchange, and `estimates` has what the policy learns from them.
 """

@@ -1,12 +1,13 @@
-"""DraftBranches: paths that are drafted side by side, depth by depth; a chain is drafted in one.
+"""`DraftBranches`: paths that are drafted side by side, depth by depth. A chain is drafted in a single branch.
 
-A drafter's correction head adds W2 activate(part, state) to the base logits of a depth, where the state of a branch has
-read the anchor and the branch's tokens; the block is never run again. Or drafts read each other, and the drafter makes
-logits of each branch. Either way tokens are chosen among the likeliest candidates of a depth where the draft
-distribution allows it, else among all that are drafted.
+There are two ways to score a branch. In most methods, a correction head adds W2 activate(part, state) to the base
+logits of a depth, where the state of a branch has read the anchor and the branch's tokens. The backbone is not run
+again (`CorrectedBranches`). In the others, each draft token reads the ones before it, so the drafter computes new
+logits for every branch (`AutoregressiveBranches`). Either way, tokens are chosen among the most likely candidates of a
+depth if the draft distribution allows it, and otherwise among all tokens of the draft vocabulary.
 
-Shapes: B rows, L branches of each, M candidates of a depth, C depths, G width of the prefix state, R low rank, H hidden
-size, V tokens of the target, D of the draft vocabulary, which is V without one.
+Shapes: B sequences, L branches of each, M candidates of a depth, C depths, G width of the prefix state, R low rank, H
+hidden size, V tokens of the target, D tokens of the draft vocabulary (D is V without one).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from transformers import TemperatureLogitsWarper
 
-from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, runs_triton
+from domino_kernels import advance_branches, correct_and_choose, correct_branches, runs_triton
 from hf_domino.decoding.candidates import CandidatePool, pool_size
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
@@ -27,26 +28,28 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.interface import Branches
 from hf_domino.target.view import TargetModel
 
-# Scores of each branch's candidates `[B, L, M]`, the noise they are drawn with, and their ids, alike or `[B, 1, M]`.
+# The scores of each branch's candidates `[B, L, M]`, the noise to draw them with, and their ids. Noise and ids have the
+# same shape, or `[B, 1, M]` if all branches share them.
 Candidates = tuple[torch.Tensor, torch.Tensor | None, torch.Tensor]
-SHARPNESS = 1.2  # alpha, the scale of the draft distribution's scores: a target is a little surer than its drafter
-FORESEEN = 2  # likeliest tokens of every depth whose input products are computed together
+SHARPNESS = 1.2  # alpha, which scales the draft scores up, because a target is a little more certain than its drafter
+NUM_PRECOMPUTED = 2  # input products are computed in advance, all together, for this many likely tokens of each depth
 
 
 class DraftBranches(ABC):
-    """Paths behind the anchors, at first one of no tokens for each row.
+    """The branches of a round, which start as one empty path after the anchor of each sequence.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
-        target ([`TargetModel`]): Gives embeddings and lm_head.
-        hidden (`torch.Tensor`): What the drafter gave behind the anchors, `[B, C, ...]` or of fewer or more depths.
-        prefixes ([`Prefixes`]): Tokens so far of the B rows, the anchor last.
-        distribution ([`TokenDistribution`]): What drafts are chosen from. Where trees are grown, it passes
-            [`fits_pool`].
-        noise (`torch.Tensor`, *optional*): They are drawn with it: standard exponential, `[B, C, V]` or of more
-            positions. Without it they are the likeliest tokens.
-        num_depths (`int`, *optional*): How deep to go (C); defaults to what there are draft hidden states for.
-        is_tree (`bool`, *optional*, defaults to `False`): Whether branches branch.
+        target ([`TargetModel`]): Provides the embeddings and the lm_head.
+        hidden (`torch.Tensor`): The drafter's output for the positions after the anchors, `[B, C, ...]`, possibly with
+            fewer or more depths.
+        prefixes ([`Prefixes`]): The tokens so far of the B sequences; the last one is the anchor.
+        distribution ([`TokenDistribution`]): The distribution that draft tokens are chosen from. For trees, it must
+            pass [`fits_pool`].
+        noise (`torch.Tensor`, *optional*): Standard exponential noise to draw draft tokens with, `[B, C, V]` or for
+            more positions. Without it, the most likely tokens are chosen.
+        num_depths (`int`, *optional*): How many depths to draft (C). Defaults to the number of depths in `hidden`.
+        is_tree (`bool`, *optional*, defaults to `False`): Whether branches can fork.
     """
 
     def __init__(
@@ -67,25 +70,25 @@ class DraftBranches(ABC):
         self.prefixes = prefixes
         self.distribution = distribution.over(drafter.vocabulary)
         self._is_tree = is_tree
-        self.texts = prefixes.last()[:, :0, None].mT  # [B, 1, 0], with each depth a token more
+        self.texts = prefixes.last()[:, :0, None].mT  # tokens of each branch: [B, 1, 0], one token longer per depth
         self._noise = noise
 
     @abstractmethod
     def candidates(self, depth: int) -> Candidates:
-        """What may come next on each branch."""
+        """Return the candidates for the next token of each branch."""
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
-        """Go on with branches behind these `[B, L']`, each by a token `[B, L']`; without these behind the only one."""
+        """Extend these branches `[B, L']`, or the only branch if None, by one token `[B, L']` each."""
         self.texts = torch.cat((along(branches, self.texts), tokens[..., None]), dim=2)
 
     def children(self, depth: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Chances `[B, L, M]` that candidates win under their noise, none where all are forbidden; and their ids."""
+        """The chance `[B, L, M]` that each candidate is drawn with its noise (0 if all are forbidden), and the ids."""
         scores, noise, token_ids = self.candidates(depth)
         sampled = SHARPNESS * scores
         return (sampled if noise is None else sampled - noise.log()).softmax(dim=-1).nan_to_num(0.0), token_ids
 
     def chain(self) -> torch.Tensor:
-        """Choose one token behind the other, in one branch: ids `[B, C]`."""
+        """Choose one token after the other, in a single branch; return their ids `[B, C]`."""
         tokens = list[torch.Tensor]()
         for depth in range(self.num_depths):
             if tokens:
@@ -94,25 +97,25 @@ class DraftBranches(ABC):
         return torch.cat(tokens, dim=1)
 
     def _next(self, depth: int) -> torch.Tensor:
-        """The token `[B, 1]` of the only branch at a depth."""
+        """Choose the token `[B, 1]` of the only branch at a depth."""
         return self._chosen(*self.candidates(depth))
 
     def _chosen(self, scores: torch.Tensor, noise: torch.Tensor | None, token_ids: torch.Tensor) -> torch.Tensor:
-        """Tokens `[B, N]` among candidates `[B, N, M]`."""
+        """Choose tokens `[B, N]` among candidates `[B, N, M]`."""
         return token_ids.gather(2, choose(scores, noise)[..., None])[..., 0]
 
     def _seen(self) -> Prefixes:
-        """The text of each branch so far."""
+        """The text of each branch so far: its sequence's prefix followed by the tokens of the branch."""
         return self.prefixes.branches(self.texts.shape[1]).along(self.texts.flatten(0, 1), 1)
 
 
 class CorrectedBranches(DraftBranches):
-    """Scores of branches by the backbone's base logits and the correction head, if there is one.
+    """Branches that are scored by the backbone's base logits and, if there is one, the correction head.
 
     Args:
-        arguments: Those of [`DraftBranches`], with draft hidden states `[B, C, H]` of the positions that predict.
-        table ([`InputTable`], *optional*): Input products to use and to add to.
-        options: Likewise.
+        arguments: The arguments of [`DraftBranches`], with draft hidden states `[B, C, H]` of the predicting positions.
+        table ([`InputTable`], *optional*): Table of input products, which is used and extended.
+        options: The keyword arguments of [`DraftBranches`].
     """
 
     def __init__(self, *arguments: Any, table: InputTable | None = None, **options: Any):
@@ -127,11 +130,11 @@ class CorrectedBranches(DraftBranches):
             logits = self._head.narrow(logits)
         self._logits, self.distribution = self.distribution.settled(
             self.prefixes, logits
-        )  # [B, C, D], of a pool [B, C, M]
+        )  # [B, C, D], or [B, C, M] once there is a pool
         self._is_fused = fits_kernels(self._drafter, self.distribution, self._logits, self._noise)
 
     def chain(self) -> torch.Tensor:
-        """Choose one token behind the other. Where positions do not depend on each other, no branch is needed."""
+        """Choose one token after the other or, if the method and the distribution allow it, all tokens at once."""
         if self.distribution.needs_prefix or not (self._head is None or self._head.num_passes):
             return super().chain()
         noise = self._noise
@@ -144,15 +147,15 @@ class CorrectedBranches(DraftBranches):
             noise = None if noise is None else noise.gather(2, self._pool.columns)
         tokens = self._likeliest(self._logits, noise, token_ids)
         for _ in range(self._head.num_passes or 0):
-            tokens = self._likeliest(self._corrected_behind(tokens), noise, token_ids)
+            tokens = self._likeliest(self._corrected_after(tokens), noise, token_ids)
         return tokens
 
     def _likeliest(self, logits: torch.Tensor, noise: torch.Tensor | None, token_ids: torch.Tensor) -> torch.Tensor:
-        """The tokens `[B, C]` of all depths by their logits `[B, C, M]`."""
+        """Choose the tokens `[B, C]` of all depths from their logits `[B, C, M]`."""
         return self._chosen(self.distribution.scores(self.prefixes, logits), noise, token_ids.expand_as(logits))
 
-    def _corrected_behind(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Logits `[B, C, M]` of all depths behind tokens `[B, C]` that were chosen for them."""
+    def _corrected_after(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Correct the logits `[B, C, M]` of all depths by the tokens `[B, C]` that were chosen in the last pass."""
         assert self._head is not None
         before = torch.cat((self.prefixes.last(), tokens[:, :-1]), dim=1)
         states = self._head.read(self._target, before, self._hidden)
@@ -162,7 +165,7 @@ class CorrectedBranches(DraftBranches):
         return self._head.correct(self._target, base, activated, rows).view_as(self._logits)
 
     def _next(self, depth: int) -> torch.Tensor:
-        """Choose the token `[B, 1]` of the only branch at a depth. Kernels correct and choose at once."""
+        """Choose the token `[B, 1]` of the only branch at a depth. A fused kernel corrects and chooses in one step."""
         head = self._head
         if head is None or not self._is_fused or depth < self._drafter.config.pure_draft_prefix_len:
             return super()._next(depth)
@@ -186,7 +189,7 @@ class CorrectedBranches(DraftBranches):
         return self.distribution.vocabulary.ids(column)[:, None]
 
     def candidates(self, depth: int) -> Candidates:
-        """Give what may come next on each branch, by base logits and corrections."""
+        """Return the candidates for the next token of each branch, scored by base logits and corrections."""
         if not depth:
             self._begin()
         logits = self._corrected(depth)
@@ -206,7 +209,7 @@ class CorrectedBranches(DraftBranches):
 
     @property
     def _all_ids(self) -> torch.Tensor:
-        """The ids `[D]` of all tokens that are drafted."""
+        """The ids `[D]` of all tokens that the drafter can propose."""
         return self.distribution.vocabulary.ids(torch.arange(self._logits.shape[2], device=self._logits.device))
 
     def _begin(self) -> None:
@@ -218,18 +221,18 @@ class CorrectedBranches(DraftBranches):
             self._pool = CandidatePool(self._logits, size, self.distribution, self.prefixes, self._noise)
             self._logits = self._pool.logits
         if head is not None:
-            self._parts = head.project_hidden(self._hidden)  # [B, C, ...], once
-            self._rows = None  # [B, C, M, R]
+            self._parts = head.project_hidden(self._hidden)  # [B, C, ...], computed once for all depths
+            self._rows = None  # the rows of W2 that belong to the candidates, [B, C, M, R]
             if self._pool is not None and not self._is_fused:
                 self._rows = head.rows(self._target, self._pool.columns)
             if table is not None and self._pool is not None:
-                likeliest = self._pool.token_ids[:, :-1, :FORESEEN]
+                likeliest = self._pool.token_ids[:, :-1, :NUM_PRECOMPUTED]
                 table.add([*self.prefixes.last().flatten().tolist(), *likeliest.flatten().tolist()])
             start = head.initial_state(len(self._hidden))[:, None]
             self._states = self._read(self.prefixes.last(), start)  # [B, L, G]
 
     def _corrected(self, depth: int) -> torch.Tensor:
-        """Logits `[B, L, M]` of the candidates behind each branch."""
+        """The corrected logits `[B, L, M]` of the candidates of each branch."""
         logits = self._logits[:, depth, None]
         head = self._head
         if head is not None and depth >= self._drafter.config.pure_draft_prefix_len:
@@ -237,7 +240,7 @@ class CorrectedBranches(DraftBranches):
                 up_weight = head.up.weight
                 state_part = head.project_state(self._states)
                 columns = self._pool.columns[:, depth]
-                logits = correct_lanes(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
+                logits = correct_branches(logits[:, 0], self._parts[:, depth], state_part, up_weight, columns)
             else:
                 activated = head.activate(self._parts[:, depth, None], self._states)  # [B, L, R]
                 rows = self._rows
@@ -247,19 +250,19 @@ class CorrectedBranches(DraftBranches):
         return logits.expand(-1, self.texts.shape[1], -1)
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
-        """Go on with branches, and let the correction head read their new tokens."""
+        """Extend branches, and let the correction head read their new tokens."""
         super().advance(tokens, branches)
         if self._head is None:
             return
         if self._is_fused and branches is not None:
             gru = self._head.gru
             products = gru.project_inputs(self._target.embed(tokens).to(self._states))  # [B, L', 3G]
-            self._states = advance_lanes(products, self._states, branches.to(self._states.device), gru.weight_hh_l0)
+            self._states = advance_branches(products, self._states, branches.to(self._states.device), gru.weight_hh_l0)
         else:
             self._states = self._read(tokens, along(branches, self._states))
 
     def _read(self, tokens: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Read the tokens `[B, L]` that the texts of branches end with, behind states before these `[B, L, G]`."""
+        """Advance the states `[B, L, G]` of branches by the last token of each, `[B, L]`."""
         assert self._head is not None
         token_ids = tokens.flatten()
         before = states.flatten(0, 1)
@@ -269,13 +272,14 @@ class CorrectedBranches(DraftBranches):
         return self._head.step(self._target, token_ids, before, part).view(*states.shape)
 
 
-class SteppingBranches(DraftBranches):
-    """Scores of branches that each have a distribution of their own, which has read what they drafted.
+class AutoregressiveBranches(DraftBranches):
+    """Branches whose logits the drafter computes anew at each depth, after reading the tokens of the branch.
 
     Args:
-        branches (`Callable`): Gives draft hidden states behind what is chosen, as the method's `branches` says.
-        arguments: Those of [`DraftBranches`], with draft hidden states `[B, 1, H]` behind the anchors.
-        options: Likewise.
+        branches (`Callable`): Returns draft hidden states for the positions after the chosen tokens. It comes from the
+            method's `branches` hook.
+        arguments: The arguments of [`DraftBranches`], with draft hidden states `[B, 1, H]` after the anchors.
+        options: The keyword arguments of [`DraftBranches`].
     """
 
     def __init__(self, branches: Branches, *arguments: Any, **options: Any):
@@ -283,14 +287,14 @@ class SteppingBranches(DraftBranches):
         self._branches = branches
 
     def advance(self, tokens: torch.Tensor, branches: torch.Tensor | None = None) -> None:
-        """Go on with branches, and draft the hidden states behind their new tokens."""
+        """Extend branches, and draft the hidden states after their new tokens."""
         super().advance(tokens, branches)
-        if branches is None:  # behind the only one
+        if branches is None:  # extend the only one
             branches = torch.zeros_like(tokens)
         self._hidden = self._branches(branches, tokens)
 
     def candidates(self, depth: int) -> Candidates:
-        """Give what may come next. Each branch is a row of its own, of one depth."""
+        """Return the candidates for the next token. Each branch is scored as a sequence of its own with one depth."""
         shape = (*self.texts.shape[:2], -1)
         noise = None
         if self._noise is not None:
@@ -309,15 +313,15 @@ def fits_kernels(
     base_logits: torch.Tensor,
     noise: torch.Tensor | None = None,
 ) -> bool:
-    """Whether kernels correct: nothing but the correction, a temperature and noise decides on the proposals.
+    """Whether fused kernels can choose the drafts: only the correction, temperatures and noise may affect the choice.
 
     Args:
-        drafter ([`DominoDraftModel`]): Gives the correction head, if it has one.
-        distribution ([`TokenDistribution`]): What drafts are chosen from.
-        base_logits (`torch.Tensor`): `[B, P, D]`.
-        noise (`torch.Tensor`, *optional*): What they are drawn with.
+        drafter ([`DominoDraftModel`]): Provides the correction head, if it has one.
+        distribution ([`TokenDistribution`]): The distribution that draft tokens are chosen from.
+        base_logits (`torch.Tensor`): Base logits `[B, P, D]`.
+        noise (`torch.Tensor`, *optional*): The noise that draft tokens are drawn with.
     """
-    # Of steps, as torch 2.9 compiles no `not` of a list of processors.
+    # The check looks at `steps`, because torch 2.9 cannot compile `not` of the list `processors`.
     is_plain = not distribution.steps or (
         noise is not None and all(type(p) is TemperatureLogitsWarper for p in distribution.processors)
     )

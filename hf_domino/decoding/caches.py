@@ -1,17 +1,20 @@
 """The target's cache between rounds and between calls.
 
-After a round each row of a batch drops its own rejected positions. Moved to the right until all rows end together, a
-batch looks to the target like any left-padded one, sliding windows included; holes inside a row would be counted by
-their windows. Columns that are padding in every row are cut away, and rows that are done leave.
+After a round, each sequence of a batch drops its own rejected positions. The rest is moved to the right until all
+sequences end in the same column. To the target, this looks like any left-padded batch, even with sliding windows. Holes
+inside a sequence would not work, because sliding windows would count them. Columns that are padding in every sequence
+are cut away, and finished sequences are removed.
 
-What linear-attention and state-space layers keep cannot be cropped token by token. Their states are copied before a
-verification forward and put back where a proposal was rejected; the committed tokens are then run once more.
+The states of linear-attention and state-space layers cannot be cropped token by token. They are copied before a
+verification forward. If a proposal is rejected, the copies are restored, and the committed tokens run through the
+target once more.
 
-`generate(..., return_dict_in_generate=True)` returns the cache, and a later call takes it. The target does not run over
-the cached prefix again, so the drafter could not see it; its context is kept on the cache object instead. A prefix it
-has not seen costs acceptance, never exactness.
+`generate(..., return_dict_in_generate=True)` returns the cache, which a later call can continue from. The target does
+not process the cached prefix again, so the drafter would get no hidden states of it. For this reason, the drafter's
+context is kept on the cache object. If the drafter has missed a part of the prefix, fewer drafts are accepted, but the
+output stays exact.
 
-Shapes: B rows before, R rows after, S positions of a row, A heads, D head width.
+Shapes: B sequences before, R sequences after, S positions of a sequence, A heads, D head width, C accepted positions.
 """
 
 from __future__ import annotations
@@ -29,23 +32,24 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, Li
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache
 
-# In place of layers that keep nothing (they use the keys of others, or have no attention); older versions of
-# Transformers leave those out.
+# Placeholders for layers that keep nothing, because they use the keys of other layers or have no attention. Older
+# versions of Transformers leave such layers out of the cache.
 PLACEHOLDERS: tuple[type, ...] = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
 ALIGNABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, *PLACEHOLDERS)
-# Keyword arguments of the target's forward with one entry per position, the last dimension; rows are the one before.
+# Keyword arguments of the target's forward that have one entry per position. Positions are the last dimension, and
+# sequences are the one before it.
 PER_POSITION = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 _ATTRIBUTE = "_hf_domino_context"
 _STATES = ("conv_states", "recurrent_states", "has_previous_state")
 
 
 def recurrent_layers(cache: Any) -> list[Any]:
-    """Layers of a cache that keep recurrent or convolution states."""
+    """The layers of a cache that keep recurrent or convolution states."""
     return [layer for layer in getattr(cache, "layers", ()) if isinstance(layer, LinearAttentionCacheLayerMixin)]
 
 
 def activate_past_recording(cache: Any) -> None:
-    """Let sliding-window layers remember what they need to step back; recurrent layers are rewound by a snapshot."""
+    """Let sliding-window layers keep the positions that they need to rewind; recurrent layers use a snapshot."""
     cache.activate_past_recording()
     for layer in recurrent_layers(cache):
         if not isinstance(layer, DynamicSlidingWindowLayer):
@@ -53,22 +57,22 @@ def activate_past_recording(cache: Any) -> None:
 
 
 def end_past_recording(cache: Any) -> None:
-    """Let sliding-window layers keep their window only, as plain generation does."""
+    """Let sliding-window layers keep only their window again, as in plain generation."""
     for layer in cache.layers:
         if isinstance(layer, DynamicSlidingWindowLayer):
             layer.record_past = False
 
 
 def crop_attention(cache: Any, length: int) -> None:
-    """Drop all positions behind the first `length` of the attention layers, and of the attention part of mixed ones."""
+    """Keep the first `length` positions of all attention layers, and of the attention part of mixed layers."""
     for layer in cache.layers:
-        kind = attention_kind(layer)
-        if kind is not None and layer.is_initialized:  # layers may differ where a forward was broken off
-            kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))  # sliding ones shrink to their window
+        kind = attention_class(layer)
+        if kind is not None and layer.is_initialized:  # lengths can differ between layers if a forward was interrupted
+            kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))  # sliding layers shrink to their window
 
 
 def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:
-    """Move some of the last `num_checked` positions, `path` `[B, C]` among them, to their front, in place."""
+    """Among the last `num_checked` positions, move those on `path` `[B, C]` to the front, in place."""
     for layer in cache.layers:
         if isinstance(layer, PLACEHOLDERS) or layer.keys is None:
             continue
@@ -83,8 +87,8 @@ def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:
                 block[:, :, : path.shape[1]] = block.gather(2, where)
 
 
-def attention_kind(layer: Any) -> Any:
-    """The class that keeps a layer's keys and values; None where it has none."""
+def attention_class(layer: Any) -> Any:
+    """The class that implements the keys and values of a layer; None if the layer has none."""
     if isinstance(layer, PLACEHOLDERS):
         return None
     if not isinstance(layer, LinearAttentionCacheLayerMixin):
@@ -103,7 +107,8 @@ class StateSnapshot:
         ]
 
     def restore(self) -> None:
-        """Put copies of the states back: the forward that follows may be broken off in the middle of a layer."""
+        """Put copies of the states back."""
+        # The snapshot stays intact, because the next forward can be interrupted and then needs it again.
         for layer, states in self._saved:
             for name, value in states.items():
                 setattr(layer, name, _clone(value))
@@ -121,12 +126,12 @@ def _clone(value: Any) -> Any:
 class Alignment:
     """How to realign a batch after a round."""
 
-    rows: Sequence[int]  # that stay, of those there are now
-    dropped: Sequence[int]  # positions that each of them drops at its end
-    lengths: Sequence[int]  # positions that are left in each of them, padding not counted
+    rows: Sequence[int]  # places of the sequences that stay, among the current ones
+    dropped: Sequence[int]  # how many positions each of them drops at its end
+    lengths: Sequence[int]  # how many positions each of them has left, not counting padding
 
     def sources(self, num_positions: int, num_kept: int, device: torch.device) -> torch.Tensor:
-        """Find where each of so many positions comes from, `[R, num_kept]`; clamped where it is padding."""
+        """Find the old index of each new position, `[R, num_kept]`; negative ones, which are padding, become 0."""
         ends = num_positions - torch.tensor(self.dropped)
         return (ends[:, None] - num_kept + torch.arange(num_kept)).clamp_min(0).to(device)
 
@@ -138,16 +143,16 @@ class Alignment:
         return chosen.gather(-1, index.expand(*chosen.shape[:-2], -1, -1))
 
     def padding_mask(self, device: torch.device) -> torch.Tensor:
-        """1 where a position after is no padding, `[R, longest]` int64."""
+        """The padding mask after realignment, `[R, longest]` int64: 1 for a token, 0 for padding."""
         longest = max(self.lengths)
         return (torch.arange(longest) >= longest - torch.tensor(self.lengths)[:, None]).long().to(device)
 
     def align_cache(self, cache: Cache) -> None:
-        """Realign all layers in place; sliding ones must have recorded their past."""
+        """Realign all layers in place. Sliding-window layers must have recorded their past."""
         longest = max(self.lengths)
         indices = {}
         for layer in cache.layers:
-            if layer.keys is None:  # uses those of another layer
+            if layer.keys is None:  # it uses the keys of another layer
                 continue
             if layer.is_sliding:
                 kept = min(longest, layer.sliding_window - 1)
@@ -162,7 +167,7 @@ class Alignment:
                 layer.cumulative_length = longest
 
     def _flat_index(self, _: int, num_heads: int, num_positions: int, kept: int, device: torch.device) -> torch.Tensor:
-        """Indices `[R * A * kept]` into keys flattened to `[B * A * S, D]`: whole vectors are copied."""
+        """Indices `[R * A * kept]` into keys flattened to `[B * A * S, D]`, so that whole vectors are copied."""
         positions = self.sources(num_positions, kept, device)  # [R, kept]
         rows = torch.tensor(list(self.rows), device=device)[:, None] * num_heads
         heads = rows + torch.arange(num_heads, device=device)  # [R, A]
@@ -186,7 +191,7 @@ def empty(cache: Cache) -> None:
 
 
 def unalignable(cache: Any) -> str | None:
-    """Name of a part of the cache that rows cannot be realigned in, or None."""
+    """The class name of a part of the cache that cannot be realigned; None if the whole cache can be."""
     layers = getattr(cache, "layers", None)
     if layers is None:
         return type(cache).__name__
@@ -195,25 +200,25 @@ def unalignable(cache: Any) -> str | None:
 
 @dataclass
 class KeptContext:
-    """One drafter's context of one sequence."""
+    """The context of one drafter for one sequence."""
 
     drafter: weakref.ref
-    context: ContextCache  # keys and values of the positions it has seen
-    length: int  # positions of the target's cache when it was kept
-    has_gap: bool  # whether the drafter has missed some of them
-    mark: torch.Tensor | None  # the target's last cached key, to notice that the cache was rewritten
+    context: ContextCache  # keys and values of the positions that the drafter has seen
+    length: int  # length of the target's cache when the context was kept
+    has_gap: bool  # whether the drafter has missed some of its positions
+    mark: torch.Tensor | None  # the target's last cached key, which reveals whether the cache was rewritten since
 
     def __deepcopy__(self, memo: dict[int, Any]) -> KeptContext:
-        """Copy the tensors, for a cache that serves several continuations; the drafter is not copied."""
+        """Copy the tensors but not the drafter, so that a copied cache can continue on its own."""
         return KeptContext(self.drafter, copy.deepcopy(self.context, memo), self.length, self.has_gap, self.mark)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Leave a saved cache without it."""
+        """Become None when the cache is pickled, so that the context is not saved with it."""
         return (type(None), ())
 
 
 def keep_context(cache: Any, drafter: DominoDraftModel, context: ContextCache, has_gap: bool) -> None:
-    """Leave the drafter's context on the target's cache of a single sequence."""
+    """Attach the drafter's context to the target's cache of a single sequence."""
     length = cache.get_seq_length()
     kept = KeptContext(weakref.ref(drafter), context, length, has_gap, _last_key(cache, length))
     setattr(cache, _ATTRIBUTE, kept)
@@ -221,7 +226,7 @@ def keep_context(cache: Any, drafter: DominoDraftModel, context: ContextCache, h
 
 def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> tuple[ContextCache | None, bool]:
     """Take the drafter's context back from the target's cache, and say whether it has missed part of the prefix."""
-    # The cache may have been cropped since. Contexts are kept of single sequences.
+    # The caller may have cropped the cache since. A context is only kept for a single sequence.
     kept = getattr(cache, _ATTRIBUTE, None)
     length = cache.get_seq_length()
     if kept is None:
@@ -229,7 +234,7 @@ def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> 
     delattr(cache, _ATTRIBUTE)
     cropped = max(kept.length - length, 0)
     is_own = batch_size == 1 and kept.drafter() is drafter
-    # It cannot be gone on with where the drafter has been moved or cast since.
+    # The context cannot be continued if the drafter was moved to another device or cast to another dtype since.
     if not (is_own and kept.context.can_grow(drafter.dtype, drafter.device)):
         return None, length > 0
     if cropped and (kept.has_gap or cropped > kept.context.lengths[0]):
@@ -239,12 +244,12 @@ def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> 
         return None, length > 0
     kept.context.crop([kept.context.lengths[0] - cropped])
     if length > kept.length:
-        kept.context.leave_gap()
+        kept.context.mark_gap()
     return kept.context, kept.has_gap or length > kept.length
 
 
 def _last_key(cache: Any, length: int) -> torch.Tensor | None:
-    """Key of position `length - 1` in the first layer that keeps all positions, `[A, D]`."""
+    """The key of position `length - 1` in the first layer that keeps all positions, `[A, D]`; None without one."""
     for layer in cache.layers:
         keys = getattr(layer, "keys", None)
         if keys is not None and keys.dim() == 4 and not getattr(layer, "is_sliding", False) and keys.shape[2] >= length:

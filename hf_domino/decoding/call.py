@@ -1,7 +1,7 @@
-"""What one call of `generate` brings to the decoding loop, and the parts that are made for it once.
+"""The arguments that a call of `generate` passes to the decoding loop, and the parts that are created once per call.
 
-With `cache_implementation="static"` shapes are fixed: the executor is a workspace, which captures the functions of a
-round on a GPU, and the target's cache is the workspace's. The loop does not know the difference.
+With `cache_implementation="static"`, shapes are fixed: the executor is a workspace that captures the functions of a
+round on a GPU, and the target uses the workspace's cache. The loop is the same in both cases.
 
 Shapes: B sequences, T prompt tokens.
 """
@@ -34,7 +34,7 @@ from hf_domino.target.view import TargetModel, input_device
 
 @dataclass(frozen=True)
 class Call:
-    """A call of `generate`, as it was prepared."""
+    """The prepared arguments of a call of `generate`."""
 
     model: PreTrainedModel  # the target
     drafter: DominoDraftModel
@@ -42,11 +42,11 @@ class Call:
     config: GenerationConfig
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
-    model_kwargs: dict[str, Any]  # cache, attention mask, positions and inputs of the model's own
+    model_kwargs: dict[str, Any]  # cache, attention mask, positions and model-specific inputs
 
     @property
     def batch_size(self) -> int:
-        """Sequences (B)."""
+        """The number of sequences (B)."""
         return len(self.input_ids)
 
     @property
@@ -56,16 +56,16 @@ class Call:
 
     @cached_property
     def stops(self) -> KnownStops:
-        """Where texts end for certain."""
+        """The stops that are known without calling a stopping criterion."""
         return KnownStops.among(self.criteria)
 
     @cached_property
     def step_outputs(self) -> StepOutputs:
-        """Collects what else the caller wants of every token."""
+        """The collector of hidden states and attentions, if the caller wants them."""
         return StepOutputs(self.config)
 
     def executor(self) -> Executor:
-        """What calls the functions of a round, or captures them."""
+        """Create the executor, which calls the functions of a round or captures them."""
         compiling = compile_options(self.model, self.config)
         timer = PhaseTimer(device=input_device(self.model))
         if not self.is_fixed:
@@ -76,42 +76,42 @@ class Call:
         workspace = take_workspace(self.model, self.drafter, cache, self._longest, self.batch_size, device)
         workspace.timer = timer
         workspace.graphs.options = compiling
-        workspace.least_rows = self.batch_size if compiling else 1
+        workspace.min_batch_size = self.batch_size if compiling else 1
         return workspace
 
     @property
     def _longest(self) -> int:
-        """Positions that the caches of a fixed shape must have."""
+        """How many positions caches of fixed shape must have."""
         longest = self.stops.max_length
         assert longest is not None, "generate always has a length limit, its own or the caller's"
         longest = max(longest, getattr(self.config, "max_cache_len", None) or 0)
         embeds = self.model_kwargs.get("inputs_embeds")
         if embeds is not None:
             longest += max(embeds.shape[1] - self.input_ids.shape[1], 0)
-        # The last block may begin at the last position and be rejected as a whole.
+        # The last block can begin at the last position, and all of its proposals can be rejected.
         config = self.drafter.config
         return longest + max(config.num_draft_tokens, config.fixed_tree_size or 0) + 1
 
     def distribution(self, executor: Executor) -> TokenDistribution:
-        """The target's distribution of the next token."""
+        """Create the target's distribution of the next token."""
         distribution = TokenDistribution(self.processors, self.stops)
         if isinstance(executor, Workspace):
             distribution.hold(executor.hold_on_device)
         return distribution
 
     def runner(self, target: TargetModel, executor: Executor) -> TargetRunner:
-        """What runs the target."""
+        """Create the runner, which runs the target."""
         if isinstance(executor, Workspace):
             is_returned = bool(self.config.return_dict_in_generate)
             return StaticRunner(target, self.drafter, self.model_kwargs, executor, is_returned)
         return GrowingRunner(target, self.model_kwargs, executor, self.step_outputs.forward_kwargs)
 
     def committed(self, streamer: BaseStreamer | None) -> CommittedSequences:
-        """The texts, which begin with the prompts."""
+        """Create the committed sequences, which begin with the prompts."""
         return CommittedSequences(self.input_ids, self.criteria, self.config, streamer, self.stops)
 
     def noise(self, vocab_size: int) -> StepNoise | None:
-        """The noise that tokens are drawn with; None where the target does not sample."""
+        """Create the noise that tokens are drawn with; None if the target does not sample."""
         if not self.config.do_sample:
             return None
         num_steps = None

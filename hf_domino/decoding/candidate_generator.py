@@ -1,11 +1,13 @@
-"""`DominoCandidateGenerator`: proposes the tokens of every round, by the drafter, as a tree, or by prompt lookup.
+"""`DominoCandidateGenerator`: proposes the tokens of every round, with the drafter or by prompt lookup.
 
-It subclasses Transformers' `CandidateGenerator`. Two loops drive it. The package's own loop (`decoding/loop.py`) uses
-the wider form, for batches and trees: `observe_prompt`, then `plan`, `propose`, `learn`, `observe_block` and
-`observe_round` in each round. Transformers' assisted loop uses the narrow form, for one sequence and chains of
-proposals: `get_candidates` and `update_candidate_strategy`. Both forms share all of the drafting.
+It subclasses Transformers' `CandidateGenerator`, and two loops can drive it. The package's own loop
+(`decoding/loop.py`) uses the wide interface, which supports batches and trees: it calls `observe_prompt` once, and
+then `plan`, `propose`, `learn`, `observe_block` and `observe_round` in each round. Transformers' assisted loop uses the
+narrow interface, which supports one sequence and chains of proposals: `get_candidates` and
+`update_candidate_strategy`. Both interfaces share the code that drafts.
 
-Shapes: B sequences still generated, T tokens so far, P proposals, C context positions, N nodes, V vocabulary.
+Shapes: B unfinished sequences, T tokens so far, P proposals, C context positions, N nodes, W = N + 1 positions of a
+block, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
-from hf_domino._common.refusal import refusal
-from hf_domino.configuration.from_target import ends_of
+from hf_domino._common.errors import invalid_argument
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.policy import most_proposals, policy_for
@@ -45,23 +47,25 @@ ONE_SEQUENCE = [0]
 class DominoCandidateGenerator(CandidateGenerator):
     """Propose candidate tokens for assisted generation with a [`DominoDraftModel`].
 
-    `model.generate(..., assistant_model=drafter)` makes one for each call, so you only need this class to drive a loop
-    of your own, or Transformers' own assisted loop without the patch that `import hf_domino` installs. Return it from
-    the target's `_get_candidate_generator`, as the example shows. That loop handles one sequence at a time. Its greedy
-    output equals plain `generate`; its sampled output has the same distribution, but not the same text for a seed.
+    `model.generate(..., assistant_model=drafter)` creates one for each call. You only need this class if you write a
+    loop of your own, or if you want to use Transformers' own assisted loop without the patch that `import hf_domino`
+    installs. In that case, return it from the target's `_get_candidate_generator`, as the example shows. Transformers'
+    loop handles one sequence at a time. Its greedy output equals that of plain `generate`. Its sampled output has the
+    same distribution as plain `generate`, but the same seed gives a different text.
 
     Args:
-        assistant_model ([`DominoDraftModel`]): The drafter, of any method, [`recycling`] included.
+        assistant_model ([`DominoDraftModel`]): The drafter. Every method works, including [`recycling`].
         target_model (`PreTrainedModel`): The model that generates.
         generation_config (`GenerationConfig`): The merged configuration of the call. `num_assistant_tokens` limits the
-            proposals of a round, `prompt_lookup_num_tokens` lets rounds propose tokens that followed earlier matches.
-        logits_processor (`LogitsProcessorList`, *optional*): The processors of the call, which drafts follow as far as
-            they keep no state. Defaults to none.
-        model_kwargs (`dict`, *optional*): The keyword arguments of the target's forward. They are not kept: every call
-            of `get_candidates` passes them again.
-        distribution ([`TokenDistribution`], *optional*): Given by the package's own loop, in place of
-            `logits_processor`, with the stopping criteria of the call.
-        executor ([`Executor`], *optional*): Given by that loop: calls the functions of a round, or captures them.
+            number of proposals in a round, and `prompt_lookup_num_tokens` turns on prompt lookup.
+        logits_processor (`LogitsProcessorList`, *optional*): The logits processors of the call. Drafting applies those
+            that keep no state. Defaults to none.
+        model_kwargs (`dict`, *optional*): The keyword arguments of the target's forward. They are not kept, because
+            every call of `get_candidates` passes them again.
+        distribution ([`TokenDistribution`], *optional*): The distribution of the next token, with the stopping criteria
+            of the call. The package's own loop passes it in place of `logits_processor`.
+        executor ([`Executor`], *optional*): Calls or captures the functions of a round. The package's own loop passes
+            it.
 
     Raises:
         ValueError: If `assistant_model` is not a drafter of this package, or does not fit the target.
@@ -111,7 +115,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)
         self.executor = executor or Executor()
         if distribution is None:
-            stops = KnownStops(frozenset(ends_of(generation_config)), generation_config.max_length)
+            stops = KnownStops(frozenset(eos_ids_of(generation_config)), generation_config.max_length)
             distribution = TokenDistribution(logits_processor or LogitsProcessorList(), stops)
         self.distribution = distribution.without_state()
         self._do_sample = bool(generation_config.do_sample)
@@ -120,7 +124,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         )
         self.lookup = PromptLookup.of_call(generation_config, drafter.config)
         self._session = self._new_session()
-        # What Transformers' loop is told round by round.
+        # The remaining attributes serve the interface of Transformers' loop.
         self._stats = DecodingStats.of_rows(self.num_assistant_tokens, 1)
         self._plan: Plan | None = None
         self._proposals: Tree | None = None
@@ -129,37 +133,38 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._call_start = time.perf_counter()
         self._prompt_length = 0
 
-    # --- the form that the package's own loop drives ----------------------------------------------------------------
+    # --- the interface for the package's own loop -------------------------------------------------------------------
 
     def continue_from(self, context: ContextCache | None) -> None:
-        """Go on from the drafter's context of an earlier call, where rounds have no fixed shape."""
+        """Continue from the drafter's context of an earlier call. Only rounds without a fixed shape can do this."""
         self._session = self._new_session(context)
 
     def observe_prompt(self, captured: Sequence[torch.Tensor], length: int, mask: torch.Tensor | None = None) -> None:
         """Store the target's hidden states of the prompt.
 
         Args:
-            captured (`Sequence[torch.Tensor]`): The layers that the drafter reads, `[B, C, H]` each, of the last C
-                positions of the prompt.
-            length (`int`): Positions of the prompt, padding and those cached before included.
-            mask (`torch.Tensor`, *optional*): Attention mask `[B, length]`, 0 where a sequence is padded.
+            captured (`Sequence[torch.Tensor]`): Hidden states of the layers that the drafter reads, `[B, C, H]` each,
+                at the last C positions of the prompt.
+            length (`int`): Number of positions in the prompt, including padding and positions that the target had
+                cached before.
+            mask (`torch.Tensor`, *optional*): Attention mask `[B, length]`, which is 0 at padding.
         """
         self._session.observe(tuple(captured), length, mask)
 
     def observe_block(self, captured: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
-        """Store the hidden states `[B, W, H]` of a verified block, of each sequence the first `counts` positions."""
+        """Store the hidden states `[B, W, H]` of the first `counts` positions of each sequence's verified block."""
         self._session.observe_block(tuple(captured), counts)
 
     def plan(
         self, prefixes: Prefixes, positions_left: int | None = None, may_branch: Callable[[], bool] = bool
     ) -> Plan:
-        """Choose what the next round proposes: nothing, a chain, a tree, or tokens that prompt lookup found.
+        """Choose what the next round proposes: nothing, a chain, a tree, or tokens from prompt lookup.
 
         Args:
             prefixes ([`Prefixes`]): The tokens so far of the B sequences.
-            positions_left (`int`, *optional*): Positions that the target has for proposals; None for no limit.
-            may_branch (`Callable`, *optional*): Asked when a tree is wanted: whether the target can verify one.
-                Defaults to never.
+            positions_left (`int`, *optional*): How many positions the target has left for proposals; None for no limit.
+            may_branch (`Callable`, *optional*): Returns whether the target can verify trees. It is called only when the
+                policy wants one. Defaults to a function that returns `False`.
         """
         num_rows = len(prefixes.rows)
         room = self._room(max(prefixes.lengths), positions_left)
@@ -172,38 +177,38 @@ class DominoCandidateGenerator(CandidateGenerator):
         """Make a round's proposals.
 
         Args:
-            plan ([`Plan`]): What [`~DominoCandidateGenerator.plan`] chose for it.
+            plan ([`Plan`]): The plan that [`~DominoCandidateGenerator.plan`] made for this round.
             prefixes ([`Prefixes`]): The tokens so far of the B sequences.
-            noise (`torch.Tensor`, *optional*): Exponential noise `[B, P + 1, V]` that drafts are sampled with; None for
-                the likeliest tokens.
+            noise (`torch.Tensor`, *optional*): Exponential noise `[B, P + 1, V]` to sample drafts with. Without it, the
+                most likely tokens are drafted.
 
         Returns:
-            [`Tree`]: Tokens `[B, N]` and their parents; a chain is a tree, too.
+            [`Tree`]: The proposed tokens `[B, N]` and their parents. A chain is also represented as a tree.
         """
         if plan.offer is not None:
             return Tree(self.lookup.proposals(plan.offer, prefixes))
         return self._session.propose(prefixes, plan.length, noise, plan.arm.tree_size, plan.least_chance)
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
-        """Let a drafter that learns while it generates see the target's logits `[B, N + 1, V]` of a verified block."""
+        """Show the target's logits `[B, N + 1, V]` of a verified block to a drafter that learns while it generates."""
         self._session.learn(prefixes, proposals, logits)
 
     def observe_round(self, outcome: Outcome, seconds: float) -> None:
-        """Learn how many tokens a round emitted in how much time, for the choice of the next ones."""
+        """Record how many tokens a round emitted and how long it took, so that later plans can use it."""
         self.lookup.observe(outcome)
         self.policy.observe(outcome, seconds)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these of the B sequences only, in this order."""
+        """Keep only these of the B sequences, in this order."""
         self._session.select(rows)
 
     def context(self) -> ContextCache | None:
-        """The keys and values of all context so far, for a later call; None where the method keeps none."""
+        """The keys and values of all context so far, for a later call; None if the method keeps no context."""
         return self._session.context()
 
     @property
     def session(self) -> DraftSession:
-        """What drafts, and keeps the context between rounds."""
+        """The session that drafts, and that keeps the context between rounds."""
         return self._session
 
     def _new_session(self, context: ContextCache | None = None) -> DraftSession:
@@ -216,7 +221,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         return GrowingDraftSession(drafter, target, self.distribution, self.executor, context=context)
 
     def _room(self, length: int, positions_left: int | None) -> int:
-        """Most proposals behind sequences of this length; prompt lookup goes no further past the end than a draft."""
+        """The largest number of proposals after a sequence of this length."""
+        # A draft may extend past the length limit, and prompt lookup may extend past it no further than a draft does.
         most = max(self.num_assistant_tokens, self.lookup.most)
         wanted = self.distribution.stops.room(length)
         if wanted is not None:
@@ -225,7 +231,7 @@ class DominoCandidateGenerator(CandidateGenerator):
             return most
         return min(most, max(positions_left, 0))
 
-    # --- the form that Transformers' assisted loop drives -----------------------------------------------------------
+    # --- the interface for Transformers' assisted loop --------------------------------------------------------------
 
     def get_candidates(
         self,
@@ -236,27 +242,28 @@ class DominoCandidateGenerator(CandidateGenerator):
         n_last_matches: int = 0,
         **kwargs: Any,
     ) -> tuple[torch.LongTensor, torch.Tensor | None]:
-        """Propose candidates behind one sequence, as Transformers' assisted loop asks for them.
+        """Propose candidates that continue one sequence, as Transformers' assisted loop requests them.
 
         Args:
             input_ids (`torch.LongTensor`): The tokens so far, `[1, T]`.
-            model_kwargs (`dict`, *optional*): The target's keyword arguments, of which the attention mask is read.
-            model_outputs (`ModelOutput`, *optional*): Outputs of the target's last forward, with the hidden states that
-                `model_kwargs_overrides` asked for.
-            is_first_iteration (`bool`, *optional*, defaults to `False`): Whether no forward was run yet. There are no
-                hidden states to draft from then, so there are no candidates.
-            n_last_matches (`int`, *optional*, defaults to 0): Candidates that the last forward accepted.
+            model_kwargs (`dict`, *optional*): The target's keyword arguments. Only the attention mask is used.
+            model_outputs (`ModelOutput`, *optional*): Outputs of the target's last forward, including the hidden states
+                that `model_kwargs_overrides` requested.
+            is_first_iteration (`bool`, *optional*, defaults to `False`): Whether the target has not run a forward yet.
+                In that case there are no hidden states to draft from, so no candidates are proposed.
+            n_last_matches (`int`, *optional*, defaults to 0): How many candidates of the last round were accepted.
 
         Returns:
-            `tuple`: The tokens so far with P candidates behind them, `[1, T + P]`, and None: the loop then keeps the
-            candidates that are the target's own choice, which is exact for greedy and for sampled generation.
+            `tuple`: The tokens so far followed by P candidates, `[1, T + P]`, and None in place of candidate logits.
+            Because of the None, the loop accepts exactly those candidates that equal the target's own choice, so the
+            output is exact for greedy and for sampled generation.
 
         Raises:
             ValueError: If there is more than one sequence.
         """
         if len(input_ids) != 1:
             remedy = "Call model.generate(..., assistant_model=drafter), whose loop handles batches."
-            raise refusal("the batch size of get_candidates", 1, len(input_ids), remedy)
+            raise invalid_argument("the batch size of get_candidates", 1, len(input_ids), remedy)
         if is_first_iteration or model_outputs is None:
             self._begin(input_ids)
             return input_ids, None
@@ -276,11 +283,12 @@ class DominoCandidateGenerator(CandidateGenerator):
         return torch.cat((input_ids, tokens), dim=1), None  # type: ignore[return-value]
 
     def update_candidate_strategy(self, input_ids: torch.LongTensor, scores: torch.Tensor, num_matches: int) -> None:
-        """Learn how many candidates the target accepted, for the next rounds and for `drafter.stats`.
+        """Record how many candidates the target accepted, for the next rounds and for `drafter.stats`.
 
         Args:
-            input_ids (`torch.LongTensor`): The tokens so far, the accepted ones and the bonus token included, `[1, T]`.
-            scores (`torch.FloatTensor`): The target's processed scores `[1, P + 1, V]`; they are not read.
+            input_ids (`torch.LongTensor`): The tokens so far, `[1, T]`, including the accepted candidates and the bonus
+                token.
+            scores (`torch.FloatTensor`): The target's processed scores `[1, P + 1, V]`. They are not used.
             num_matches (`int`): How many candidates were accepted.
         """
         self._stats.num_new_tokens = input_ids.shape[1] - self._prompt_length
@@ -293,18 +301,19 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.observe_round(outcome, time.perf_counter() - self._start)
 
     def _begin(self, input_ids: torch.LongTensor) -> None:
-        """Note where the prompt ends, before the first forward."""
+        """Record the length of the prompt and the start time, before the first forward."""
         if not input_ids.shape[1]:
             remedy = "Call model.generate(..., assistant_model=drafter) with the patch, whose loop takes them."
-            raise refusal("the prompt of get_candidates", "of token ids", "of embeddings alone", remedy)
+            raise invalid_argument("the prompt of get_candidates", "of token ids", "of embeddings alone", remedy)
         self._call_start = time.perf_counter()
         self._prompt_length = input_ids.shape[1]
 
     @staticmethod
     def _upcoming_noise(plan: Plan, logits: torch.Tensor) -> torch.Tensor:
-        """Look ahead at the exponential noise `[1, P + 1, V]` that the loop's `torch.multinomial` will draw with.
+        """Compute the exponential noise `[1, P + 1, V]` that the loop's `torch.multinomial` is about to draw with.
 
-        Drafts that are sampled with it are accepted more often. Whether it is the same only matters for speed.
+        Drafts that are sampled with this noise are accepted more often. If the loop draws other noise, generation is
+        slower, but the output is still correct.
         """
         devices = [logits.device] if logits.is_cuda else []
         with torch.random.fork_rng(devices=devices):
@@ -315,7 +324,7 @@ class DominoCandidateGenerator(CandidateGenerator):
     def _observe_outputs(
         self, input_ids: torch.LongTensor, model_kwargs: dict[str, Any], outputs: ModelOutput, num_matches: int
     ) -> None:
-        """Store the hidden states of the forward that came last: the prompt's, or those of a verified block."""
+        """Store the hidden states of the target's last forward, which processed the prompt or verified a block."""
         captured = self.target.captured(outputs)
         if self._proposals is None or self._prefixes is None:
             length = input_ids.shape[1] - 1

@@ -1,10 +1,12 @@
-"""Candidate pools: drafts chosen among the likeliest tokens of each position instead of the whole vocabulary.
+"""Candidate pools: drafts are chosen among the most likely tokens of each position instead of the whole vocabulary.
 
-A correction moves the likely tokens among each other; it hardly ever lifts one from far below. So only the tokens with
-the highest base logits are corrected, as far as is known by what the draft distribution makes of these: a token it
-forces is among them, one it forbids is not. Drafts change a little, the output does not.
+A correction reorders the likely tokens, but it hardly ever makes an unlikely token the best one. So only the tokens
+with the highest base logits are corrected. The pool already considers logits processors, as far as they can be applied
+in advance: a token that they force is a candidate, and a token that they forbid is not. Drafts change slightly, but the
+output does not.
 
-Shapes: B rows, P proposals, M candidates per position, D tokens that are drafted, all V of the target or fewer.
+Shapes: B sequences, L branches of each, P proposals, N tokens chosen so far, M candidates per position, D tokens of the
+draft vocabulary (all V of the target or fewer).
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.scores import CandidateScores, Scores
 from hf_domino.methods import DominoDraftModel
 
-EXACT_POOL_SIZE = 128  # candidates of a tree's depth where chains are chosen from the whole vocabulary
+EXACT_POOL_SIZE = 128  # candidates per depth of a tree, if `draft_pool_size` is not set and chains use all tokens
 
 
 class CandidatePool:
-    """The candidates of one block, and what the draft distribution makes of their logits.
+    """The candidates of one block, to whose logits it also applies the draft distribution.
 
     Args:
-        base_logits (`torch.Tensor`): `[B, P, D]`.
-        size (`int`): Candidates per position (M), the likeliest.
-        distribution ([`TokenDistribution`]): What drafts are chosen from, which must pass [`fits_pool`].
-        prefixes ([`Prefixes`]): Tokens so far of the B rows.
-        noise (`torch.Tensor`, *optional*): What drafts are drawn with, `[B, P, D]` or of more positions.
+        base_logits (`torch.Tensor`): Base logits `[B, P, D]`.
+        size (`int`): Number of candidates per position (M).
+        distribution ([`TokenDistribution`]): The distribution that drafts are chosen from. It must pass [`fits_pool`].
+        prefixes ([`Prefixes`]): The tokens so far of the B sequences.
+        noise (`torch.Tensor`, *optional*): The noise that drafts are drawn with, `[B, P, D]` or for more positions.
     """
 
     def __init__(
@@ -52,8 +54,8 @@ class CandidatePool:
                 effect.apply(foreseen, known)
             likely = distribution.vocabulary.gather(foreseen.tensor).view_as(base_logits)
         if noise is not None:
-            # An unlikely token can be drawn only if its noise favours it; what noise does not favour counts as it is,
-            # because top-k and top-p go by the likely ones.
+            # An unlikely token can only be drawn if its noise favours it, so such tokens move up. Tokens that the noise
+            # does not favour keep their scores, because top-k and top-p depend on the likely tokens.
             favour = noise[:, : likely.shape[1]].clamp_max(1.0).log().neg()
             likely = likely.float() / distribution.temperature + favour
         self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
@@ -61,11 +63,11 @@ class CandidatePool:
         self.logits = base_logits.gather(2, self.columns)
 
     def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
-        """Process the logits of the candidates behind some proposals, in fp32.
+        """Process the logits of the candidates that follow the tokens chosen so far; the scores are in fp32.
 
         Args:
-            logits (`torch.Tensor`): `[B, M]`, or `[B * L, M]` of L branches of each row.
-            proposals (`torch.Tensor`): `[B, N]`, or `[B * L, N]`.
+            logits (`torch.Tensor`): Logits `[B, M]`, or `[B * L, M]` for L branches of each sequence.
+            proposals (`torch.Tensor`): The tokens chosen so far, `[B, N]` or `[B * L, N]`.
         """
         if not self._distribution.effects:
             return self._distribution.process(logits, self._prefixes)
@@ -79,19 +81,19 @@ class CandidatePool:
 
 
 def fits_pool(distribution: TokenDistribution) -> bool:
-    """Whether a distribution can be applied to a few candidates alone."""
+    """Whether a distribution can be computed for a few candidates alone."""
     if distribution.effects and any(type(processor) in CHECKS_DISTRIBUTION for processor in distribution.processors):
         return False
     return len(distribution.effects) == sum(type(processor) not in PREFIX_FREE for processor in distribution.processors)
 
 
 def pool_size(drafter: DominoDraftModel, distribution: TokenDistribution, is_tree: bool) -> int | None:
-    """Candidates of each depth; None for all tokens, where the draft distribution or the configuration wants it.
+    """The number of candidates per depth; None if drafts must be chosen among all tokens.
 
     Args:
-        drafter ([`DominoDraftModel`]): The drafter.
-        distribution ([`TokenDistribution`]): What drafts are chosen from.
-        is_tree (`bool`): Whether branches branch, for which all tokens would be too many.
+        drafter ([`DominoDraftModel`]): The drafter, whose configuration can set `draft_pool_size`.
+        distribution ([`TokenDistribution`]): The distribution that drafts are chosen from.
+        is_tree (`bool`): Whether the drafts form a tree, for which all tokens would be too many candidates.
     """
     size = drafter.config.draft_pool_size or (EXACT_POOL_SIZE if is_tree else None)
     return size if fits_pool(distribution) else None

@@ -1,4 +1,4 @@
-"""Constraints of callers: `prefix_allowed_tokens_fn`, which is never asked about a text that it has forbidden."""
+"""Constraints of callers: `prefix_allowed_tokens_fn`, which is never called for a text that it has forbidden."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import torch
 from transformers import LogitsProcessor
 from transformers.generation import logits_process as hf
 
-MOST_REMEMBERED = 128  # texts that a caller's function was asked about: those of a round and its drafts
+MOST_REMEMBERED = 128  # how many texts have their answers cached, enough for a round and its drafts
 
 
 class _Remembered:
-    """A caller's `prefix_allowed_tokens_fn`, asked once about each of the latest texts."""
+    """A caller's `prefix_allowed_tokens_fn` with a cache, so that it is called once for each recent text."""
 
     def __init__(self, function: Callable[[int, torch.Tensor], Any]):
         self._function = function
@@ -24,29 +24,30 @@ class _Remembered:
         if key not in self._known:
             answer = self._function(prompt, ids)
             if len(self._known) >= MOST_REMEMBERED:
-                del self._known[next(iter(self._known))]  # the one asked first
+                del self._known[next(iter(self._known))]  # the oldest one
             self._known[key] = answer
         return self._known[key]
 
 
 def remembering(processor: LogitsProcessor) -> LogitsProcessor:
-    """The processor itself, or one like it whose caller is asked once about each text."""
+    """The processor itself, or, if it calls a caller's function, a copy that calls the function once per text."""
     if type(processor) is not hf.PrefixConstrainedLogitsProcessor:
         return processor
     return hf.PrefixConstrainedLogitsProcessor(_Remembered(processor._prefix_allowed_tokens_fn), processor._num_beams)
 
 
 def allows(processor: Any, row: int, text: torch.Tensor, start: int) -> bool:
-    """Whether a caller's function allows each token of a text from a place on, and has an answer behind the last one.
+    """Whether a caller's function allows every token of a text from `start` on, and has an answer after the last one.
 
-    It is not asked behind a token that it forbids. It has no answer where it raises or returns nothing: it need not
-    know a text that is only proposed. What it says at the first place is not judged.
+    The function is not called for a text with a token that it forbids. It has no answer if it raises an exception or
+    returns nothing, because it need not support texts that are only proposed. If no token is in question, it is not
+    called.
 
     Args:
-        processor (`PrefixConstrainedLogitsProcessor`): Asks the caller.
-        row (`int`): Row of the batch.
-        text (`torch.Tensor`): Ids `[T]`.
-        start (`int`): Place of the first token in question.
+        processor (`PrefixConstrainedLogitsProcessor`): The processor that calls the caller's function.
+        row (`int`): Index of the sequence in the batch.
+        text (`torch.Tensor`): Token ids `[T]`.
+        start (`int`): Index of the first token in question.
     """
     ask = processor._prefix_allowed_tokens_fn
     prompt = row // processor._num_beams
@@ -57,5 +58,5 @@ def allows(processor: Any, row: int, text: torch.Tensor, start: int) -> bool:
             if token not in ask(prompt, text[:place]):
                 return False
         return len(ask(prompt, text)) > 0
-    except Exception:  # of any class, as it is the caller's; it is raised if the text is ever written
+    except Exception:  # the caller's function can raise any class; it will raise again if the text is ever committed
         return False

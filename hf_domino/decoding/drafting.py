@@ -1,6 +1,6 @@
-"""One call's drafting: context features in, proposals out.
+"""The drafting of one call: a session receives context features and returns proposals.
 
-Shapes: B batch, C new context positions, P proposals, H hidden size.
+Shapes: B sequences, C new context positions, P proposals, N nodes, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hf_domino.decoding.branches import CorrectedBranches, DraftBranches, SteppingBranches
+from hf_domino.decoding.branches import AutoregressiveBranches, CorrectedBranches, DraftBranches
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.growing import grow
 from hf_domino.decoding.input_table import InputTable
@@ -22,23 +22,25 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
 from hf_domino.target.view import Captured, TargetModel
 
-MAX_WAITING = 256  # context positions that rounds without proposals may leave to be stored
+MAX_WAITING = 256  # how many context positions rounds without drafts may collect before they are stored in the cache
 
 
 class DraftSession(ABC):
-    """Proposes in the rounds of one call, and keeps what it knows of the text between them.
+    """Drafts in the rounds of one call, and keeps the drafter's context between them.
 
-    `observe` comes once, with the prompt. Each round may then ask `propose`; once it is verified, `learn` and then
-    `observe_block` are called whether or not its proposals came from here, and `select` where rows are done.
+    `observe` is called once, with the prompt. Each round may then call `propose`. After a round is verified, `learn`
+    and then `observe_block` are called, even if its proposals did not come from this session. `select` is called when
+    sequences are done.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
-        target ([`TargetModel`]): Gives embeddings and lm_head.
-        distribution ([`TokenDistribution`]): What drafts are chosen from.
+        target ([`TargetModel`]): Provides the embeddings and the lm_head.
+        distribution ([`TokenDistribution`]): The distribution that draft tokens are chosen from.
         executor ([`Executor`], *optional*): Calls the functions of a round.
     """
 
-    _ends: torch.Tensor | None = None  # tokens that end a text, where trees are grown without reading back
+    # End-of-text tokens, if trees are grown without copying results to the host.
+    _ends: torch.Tensor | None = None
 
     def __init__(
         self,
@@ -54,9 +56,8 @@ class DraftSession(ABC):
         self.executor = executor or Executor()
 
     def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
-        """Take the target's hidden states of a prompt's last positions, the one before the next anchor last."""
-        # The prompt's length counts positions that the target had cached before, and padding, where the mask
-        # [B, length] is zero.
+        """Store the target's hidden states at the last positions of a prompt, up to the one before the next anchor."""
+        # `length` counts the positions that the target had cached before, and padding, where `mask` [B, length] is 0.
         num_rows, num_new = captured[0].shape[:2]
         counts = [num_new] * num_rows
         if mask is None:
@@ -64,7 +65,8 @@ class DraftSession(ABC):
         position_ids = (mask.long().cumsum(dim=1) - 1).clamp_min(0)[:, -num_new:]
         mask = mask[:, -num_new:].bool()
         if not bool(mask.all()):
-            # Valid positions first, in order: the cache stores the first ones of each row.
+            # Move the valid positions to the front, in order, because the cache stores the first `counts` of each
+            # sequence.
             counts = mask.sum(dim=1).tolist()
             order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]
             captured = tuple(along(order, states) for states in captured)
@@ -76,32 +78,32 @@ class DraftSession(ABC):
 
     @abstractmethod
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
-        """Take the hidden states of a verified block's committed positions, the anchor first."""
+        """Store the hidden states at the committed positions of a verified block, which begins with the anchor."""
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:  # noqa: B027
-        """Learn nothing, here, from verified proposals behind `prefixes` and the target's logits `[B, N + 1, V]`."""
+        """Learn from the target's logits `[B, N + 1, V]` of verified proposals. By default this does nothing."""
 
     @abstractmethod
     def context(self) -> ContextCache | None:
-        """Store and give all context observed so far; None where nothing of a text is kept."""
+        """Store all context observed so far in the cache, and return the cache; None if no context is kept."""
 
     @abstractmethod
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order."""
+        """Keep only these sequences, in this order."""
 
     def propose(
         self,
         prefixes: Prefixes,
-        most: int,  # tokens of a path
+        most: int,  # the largest number of tokens on a path
         noise: torch.Tensor | None = None,
-        num_nodes: int | None = None,  # of a tree; None for a chain
-        least_chance: float = 0.0,  # of a tree's node, to be accepted
+        num_nodes: int | None = None,  # the largest number of nodes of a tree; None for a chain
+        least_chance: float = 0.0,  # leave out nodes of a tree that are less likely to be accepted than this
     ) -> Tree:
-        """Draft behind each row, the anchor last in it, beside the prefixes."""
+        """Draft tokens that continue each sequence, whose last token is the anchor."""
         if not most:
             return Tree(prefixes.ids[:, :0])
         with self.executor.timer.phase("draft"):
-            hidden = self._draft(prefixes.last(), prefixes.endings)
+            hidden = self._draft(prefixes.last(), prefixes.last_tokens)
         with self.executor.timer.phase("correction"):
             given = (hidden, prefixes, self.distribution, noise, most)
             if num_nodes is None:
@@ -110,13 +112,13 @@ class DraftSession(ABC):
 
     def choose_chain(
         self,
-        hidden: torch.Tensor,  # what was drafted behind the anchors, [B, C, H]
+        hidden: torch.Tensor,  # draft hidden states after the anchors, [B, P, H]
         prefixes: Prefixes,
         distribution: TokenDistribution,
-        noise: torch.Tensor | None,  # [B, C, V] or of more steps
+        noise: torch.Tensor | None,  # [B, P, V] or more steps
         most: int,
     ) -> Tree:
-        """Choose proposals one behind the other."""
+        """Choose a chain of proposals, one after the other."""
         return Tree(self._branches_of(hidden, prefixes, distribution, noise, most).chain())
 
     def grow_tree(
@@ -129,29 +131,29 @@ class DraftSession(ABC):
         num_nodes: int,
         least_chance: float,
     ) -> Tree:
-        """Choose proposals that branch; see [`grow`]."""
+        """Choose a tree of proposals; see [`grow`]."""
         branches = self._branches_of(hidden, prefixes, distribution, noise, most, True)
         return grow(branches, num_nodes, least_chance, self._ends)
 
     def _branches_of(self, *arguments: Any) -> DraftBranches:
-        """Branches behind what was drafted; arguments are those of [`DraftBranches`] from `hidden` on."""
+        """The branches of this round. The arguments are those of [`DraftBranches`] from `hidden` on."""
         return CorrectedBranches(self.drafter, self.target, *arguments)
 
     @abstractmethod
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
-        """Take the hidden states of prompts: of each row's positions the first `counts` are valid."""
+        """Store hidden states of which the first `counts` positions of each sequence are valid."""
 
     @abstractmethod
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context."""
+    def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`."""
 
 
 class GrowingDraftSession(DraftSession):
-    """Keeps the keys and values of context features in buffers that grow.
+    """A draft session that keeps the keys and values of context features in buffers that grow.
 
     Args:
-        arguments: Those of [`DraftSession`].
-        context ([`ContextCache`], *optional*): Of an earlier call, to go on from.
+        arguments: The arguments of [`DraftSession`].
+        context ([`ContextCache`], *optional*): The context of an earlier call, to continue from.
     """
 
     def __init__(self, *arguments: Any, context: ContextCache | None = None):
@@ -159,19 +161,19 @@ class GrowingDraftSession(DraftSession):
         drafter = self.drafter
         self._cache = context or drafter.new_context()
         self._table: InputTable | None = None
-        # On other devices, knowing which token to look up would have to be waited for.
+        # On other devices, the host would have to wait for the token ids before it could look them up.
         if drafter.head and drafter.head.gru is not None and drafter.device.type == "cpu":
             self._table = InputTable(drafter.head.gru, self.target)
-        self._device = drafter.device  # the drafter looks it up among its parameters
-        self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and in the cache
-        self._positions: list[torch.Tensor] = []  # [B, C] each, absolute
-        self._num_waiting = 0  # their columns
-        self._new_counts: list[int] = []  # per row, how many of them are valid: the first ones
-        self._anchors = torch.empty(0)  # [B, 1], absolute position of each row's anchor
+        self._device = drafter.device  # stored, because the property searches the drafter's parameters each time
+        self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and stored in the cache
+        self._positions: list[torch.Tensor] = []  # their absolute positions, [B, C] each
+        self._num_waiting = 0  # how many columns they have together
+        self._new_counts: list[int] = []  # how many of these columns, from the first on, are valid in each sequence
+        self._anchors = torch.empty(0)  # [B, 1], absolute position of each sequence's anchor
 
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
-        """Take the hidden states of a verified block's committed positions, the anchor first."""
-        # Of the tokens committed in each row, the last is the next anchor, which the target has not seen.
+        """Store the hidden states at the committed positions of a verified block, which begins with the anchor."""
+        # The last token committed in each sequence is the next anchor, which the target has not processed yet.
         longest = max(counts)
         if longest == 1:
             positions = self._anchors
@@ -181,7 +183,8 @@ class GrowingDraftSession(DraftSession):
 
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
         position_ids = position_ids.to(self._device)
-        # What rounds without proposals leave is stored in one go, as long as no row has gaps in it.
+        # Rounds without drafts collect hidden states here, and these are stored together later. That only works as long
+        # as all collected columns are valid in every sequence.
         if self._captured and not (min(self._new_counts) == self._num_waiting < MAX_WAITING):
             self.context()
         last = position_ids[:, -1:]
@@ -194,14 +197,14 @@ class GrowingDraftSession(DraftSession):
         self._num_waiting += position_ids.shape[1]
 
     def context(self) -> ContextCache | None:
-        """Store and give all context observed so far; None where nothing of a text is kept."""
+        """Store all context observed so far in the cache, and return the cache."""
         if self._captured:
             with self.executor.timer.phase("draft"):
                 self._draft(self._anchors[:, :0])
         return self._cache
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, in this order."""
+        """Keep only these sequences, in this order."""
         self._cache.select(rows)
         kept = list(rows)
         if self._captured:
@@ -211,21 +214,24 @@ class GrowingDraftSession(DraftSession):
         self._anchors = self._anchors[kept]
 
     def _branches_of(self, *arguments: Any) -> DraftBranches:
-        """Branches behind what was drafted; arguments are those of [`DraftBranches`] from `hidden` on."""
+        """The branches of this round. The arguments are those of [`DraftBranches`] from `hidden` on."""
         branches = self.drafter.branches(self.target, arguments[0], self._anchors, self._cache)
         if branches is not None:
-            return SteppingBranches(branches, self.drafter, self.target, *arguments)
+            return AutoregressiveBranches(branches, self.drafter, self.target, *arguments)
         return CorrectedBranches(self.drafter, self.target, *arguments, table=self._table)
 
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """Draft hidden states `[B, P, H]` behind anchors `[B, 1]`; stores the new context, also for `[B, 0]`."""
+    def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`.
+
+        With anchors `[B, 0]` it only stores the context.
+        """
         assert self._anchors.numel(), "observe the context before proposing"
         new = None
         if self._captured:
             layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
             features = self.drafter.fuse_context([states.to(self._device) for states in layers])
             new = NewContext(features, torch.cat(self._positions, dim=1), self._new_counts)
-        draft_hidden = self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, endings)
+        draft_hidden = self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, last_tokens)
         self._captured = []
         self._positions = []
         self._num_waiting = 0
@@ -235,7 +241,7 @@ class GrowingDraftSession(DraftSession):
 def _last_of_each(
     count: int, captured: Captured, position_ids: torch.Tensor, counts: Sequence[int]
 ) -> tuple[Captured, torch.Tensor, list[int]]:
-    """The last `count` valid positions of each row, of the first `counts` of its hidden states `[B, C, H]`."""
+    """Keep the last `count` of the valid positions of each sequence, which are the first `counts` in `[B, C, H]`."""
     kept = [min(count, number) for number in counts]
     starts = torch.tensor(counts) - torch.tensor(kept)
     columns = (starts[:, None] + torch.arange(count)).clamp_max(position_ids.shape[1] - 1).to(position_ids.device)

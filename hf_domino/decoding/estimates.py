@@ -9,49 +9,52 @@ from operator import mul
 
 from hf_domino.decoding.round import STEP, Arm
 
-FIRST_RATE = 0.75  # acceptance of a drafter that fits
-MEMORY = 0.98  # a round: text changes within some 50 of them
-# The cost of a round in plain decode steps before any time was measured: with a draft, with prompt lookup, and for each
-# proposal on top. No round costs less than one with prompt lookup.
+FIRST_RATE = 0.75  # the acceptance rate of a drafter that fits its target
+MEMORY = 0.98  # the share of their weight that observations keep per round, because text changes within about 50 rounds
+# The cost of a round, in plain decode steps, before any time is measured: of a round with a draft, of a round with
+# prompt lookup, and the additional cost of each proposal. No round costs less than NOMINAL_LOOKUP.
 NOMINAL_ROUND = 1.4
 NOMINAL_LOOKUP = 1.1
 NOMINAL_PROPOSAL = 0.03
-PRIOR_ERROR = 0.4  # of the logarithm of that, of all arms alike: machines differ by factors of one and a half
-# Of logarithms of times, a round: drift of the machine's pace and of an arm's own cost, and noise.
+# The standard error of the logarithm of these costs. All arms share it, because machines differ by factors of 1.5.
+PRIOR_ERROR = 0.4
+# Standard deviations of the logarithm of times, per round: the drift of the machine's pace, the drift of an arm's own
+# cost, and the noise.
 PACE_DRIFT = 0.05
 COST_DRIFT = 0.015
 NOISE = 0.1
-SURPRISE = 2.5  # standard deviations; what is beyond is the machine's hiccup, or a jump
+SURPRISE = 2.5  # standard deviations; a time that is further off is an outlier, or the pace has jumped
 
 
 class Acceptance:
-    """The chance that a proposal of a class is accepted once all before it are.
+    """The chance that a proposal of each class is accepted, given that all proposals before it are.
 
-    Where no first guesses are given, classes are the positions of a chain: one that was hardly reached is taken for one
-    like that before it, so that a short chain learns from long ones.
+    Without first guesses, the classes are the positions of a chain. A position that was hardly ever reached is then
+    assumed to be like the position before it, so chains that are longer than those played so far have an estimate, too.
 
     Args:
-        size (`int`): Classes.
-        guesses (`Callable`, *optional*): Gives first guesses of all, for a lift as in `rates`; each counts like one
-            proposal.
+        size (`int`): Number of classes.
+        guesses (`Callable`, *optional*): Returns first guesses for all classes, given a lift as in `rates`. A guess has
+            the weight of one observed proposal.
     """
 
     def __init__(self, size: int, guesses: Callable[[float], Sequence[float]] | None = None):
         self._guesses = guesses
         self._accepted = [0.0] * size
         self._seen = [0.0] * size
-        self._expected: dict[float, list[float]] = {}  # tokens by lift, then by length, until more is known
+        self._expected: dict[float, list[float]] = {}  # cached results of `tokens`, by lift and then by length
         if guesses is None and size:
             self._accepted[0], self._seen[0] = FIRST_RATE, 1.0
 
     def rates(self, lift: float = 0.0) -> list[float]:
-        """Acceptance rates, each of a chain raised by so many standard deviations."""
-        # What is guessed is lifted once more.
+        """The acceptance rates of all classes; those of chains are raised by `lift` standard deviations."""
+        # Guesses are lifted by one standard deviation more.
         guesses = self._guesses and self._guesses(lift and lift + 1)
         rates = list[float]()
         rate = FIRST_RATE
         for position, (accepted, seen) in enumerate(zip(self._accepted, self._seen, strict=True)):
-            # The first position of chains stands alone: what is long ago is doubted, and not forgotten.
+            # The first position of a chain has none before it to fall back on. A tiny weight keeps its estimate at the
+            # observed rate, even when old observations have lost most of their weight.
             weight = 1.0 if guesses or position else 1e-6
             count = seen + weight
             rate = (accepted + weight * (guesses[position] if guesses else rate)) / count
@@ -63,7 +66,7 @@ class Acceptance:
         return rates
 
     def tokens(self, length: int, lift: float = 0.0) -> float:
-        """Tokens that a round of so many positions is expected to emit, per sequence."""
+        """How many tokens a round with `length` proposals is expected to emit, per sequence."""
         if not length:
             return 1.0
         if lift not in self._expected:
@@ -71,13 +74,13 @@ class Acceptance:
         return self._expected[lift][length]
 
     def forget(self) -> None:
-        """A round is over: what is known stays as it was, and is doubted more."""
+        """Reduce the weight of all observations at the end of a round. The rates themselves stay as they are."""
         self._accepted = [MEMORY * count for count in self._accepted]
         self._seen = [MEMORY * count for count in self._seen]
         self._expected.clear()
 
     def observe(self, kinds: Sequence[int], num_accepted: int) -> None:
-        """Learn from one row's round: its proposals' classes, up to the first rejected one."""
+        """Learn from the round of one sequence, given the classes of its proposals and how many were accepted."""
         for index, kind in enumerate(kinds[: num_accepted + 1]):
             self._accepted[kind] += index < num_accepted
             self._seen[kind] += 1
@@ -85,20 +88,20 @@ class Acceptance:
 
 
 class Costs:
-    """Cost of each arm in plain decode steps: a Kalman filter over logarithms of times.
+    """The cost of each arm in plain decode steps, estimated by a Kalman filter over the logarithms of times.
 
-    The pace of the machine is one state, which scales all times. Every arm has another one for its departure from its
-    nominal cost. A plain decode step has none, so it shows the pace alone. An outlier counts only as far as it is
-    credible. An outlier of a plain decode step makes all costs as uncertain as at first, because the pace may have been
-    taken for a cost, or a cost for the pace.
+    One state of the filter is the pace of the machine, which scales all times. Every arm has one more state, for the
+    deviation from its nominal cost. A plain decode step has no such state, so it measures the pace alone. An outlier is
+    clipped to `SURPRISE` standard deviations. After an outlier of a plain decode step, all costs become as uncertain as
+    at first, because the filter may have confused the pace with the costs.
 
     Args:
-        arms (`Sequence[Arm]`): All but the plain decode step.
-        like ([`Costs`], *optional*): Of batches of another size, whose costs are the first guess.
+        arms (`Sequence[Arm]`): All arms except the plain decode step.
+        like ([`Costs`], *optional*): The costs of batches of another size, which serve as the first guess.
     """
 
     def __init__(self, arms: Sequence[Arm], like: Costs | None = None):
-        self._places = {arm: place for place, arm in enumerate(arms, start=1)}  # of their states
+        self._places = {arm: place for place, arm in enumerate(arms, start=1)}  # index of each arm's state
         count = len(arms) + 1
         self._means: list[float] = [0.0] * count if like is None else [0.0, *like._means[1:]]
         self.num_readings = dict.fromkeys((STEP, *arms), 0)
@@ -111,25 +114,25 @@ class Costs:
 
     @staticmethod
     def nominal(arm: Arm, num_proposals: int) -> float:
-        """Cost of a round before it is known."""
+        """The cost of a round of this arm before any is measured, in plain decode steps."""
         if not num_proposals:
             return 1.0
         return (NOMINAL_LOOKUP if arm.is_lookup else NOMINAL_ROUND) + NOMINAL_PROPOSAL * num_proposals
 
     def of(self, arm: Arm, num_proposals: int) -> float:
-        """Cost of a round of this arm, in plain decode steps."""
+        """The estimated cost of a round of this arm, in plain decode steps."""
         place = self._places.get(arm)
         if place is None:
             return 1.0
         return max(self.nominal(arm, num_proposals) * math.exp(self._means[place]), NOMINAL_LOOKUP)
 
     def standard_error(self, arm: Arm) -> float:
-        """Standard error of the logarithm of an arm's cost."""
+        """The standard error of the logarithm of an arm's cost."""
         place = self._places[arm]
         return math.sqrt(max(self._covariance[place][place], 0.0))
 
     def observe(self, arm: Arm, num_proposals: int, seconds: float) -> None:
-        """Learn from a round's wall time."""
+        """Learn from the wall time of a round."""
         covariance = self._covariance
         places = [0]
         if arm is not STEP:

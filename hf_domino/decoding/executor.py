@@ -1,8 +1,8 @@
-"""Executors: what calls the functions of a round.
+"""Executors, which call the functions of a round.
 
-A round is a few functions of tensors: the drafter's backbone, its correction, the target's forward, acceptance. Where
-shapes grow, `Executor` just calls them. Where they are fixed, `Workspace` (static/workspace.py) captures each once for
-every shape and replays it. The functions are the same.
+A round consists of a few functions of tensors: the drafter's backbone, its correction, the target's forward, and
+acceptance. If shapes grow, `Executor` simply calls them. If shapes are fixed, `Workspace` (static/workspace.py)
+captures each function once per shape and replays it. The functions are the same in both cases.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from hf_domino.statistics.phases import PhaseTimer
 
 
 class Executor:
-    """Calls functions as they are.
+    """An executor that simply calls the functions.
 
     Args:
-        timer ([`PhaseTimer`], *optional*): The clock of the call; defaults to one that does not run.
+        timer ([`PhaseTimer`], *optional*): Measures the phases of the call. Defaults to a timer that is switched off.
     """
 
     is_fixed = False  # whether shapes are fixed
@@ -32,14 +32,14 @@ class Executor:
         """Call a function.
 
         Args:
-            function (`Callable`): Of the inputs.
-            inputs: Tensors, prefixes, a distribution, numbers.
-            key (`Hashable`, *optional*): What the function depends on beside its inputs, where it is captured.
+            function (`Callable`): The function, which takes `inputs` as positional arguments.
+            inputs: Tensors, prefixes, a distribution, and numbers.
+            key (`Hashable`, *optional*): Whatever else a captured function depends on. It is not used here.
 
         Returns:
-            What the function returns.
+            The result of the function.
         """
         return function(*inputs)
 
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
-        """End the call, with nothing to leave to the next one of these models."""
+        """End the call. A workspace becomes available to the next call of these models; here, nothing needs doing."""

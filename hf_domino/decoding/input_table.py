@@ -1,8 +1,8 @@
-"""The GRU's input products of the tokens a generation has met.
+"""A table of the GRU's input products for the tokens that have occurred in a generation.
 
-Reading a token costs a product of its embedding with the GRU's input weights: at the sizes of a large target, most of
-the time of a chain. It depends on the token alone, and text repeats its tokens; so on a CPU, where looking one up costs
-nothing, every product is computed once, those of a block's likely tokens all together.
+To read a token, the GRU multiplies the token's embedding by its input weights. With a large target, this takes most of
+the time of a chain. The product depends on the token alone, and tokens repeat in a text. So on a CPU, where a lookup
+costs almost nothing, every product is computed only once, and those of a block's likely tokens are computed together.
 
 Shapes: N tokens, H hidden size, G width of the prefix state.
 """
@@ -16,16 +16,17 @@ import torch
 from hf_domino.methods.domino import PrefixGRU
 from hf_domino.target.view import TargetModel
 
-MAX_BYTES = 2**25  # 5,461 tokens at the sizes of Qwen3-8B; all that is kept is dropped when it is full
+MAX_BYTES = 2**25  # enough for 5,461 tokens with the sizes of Qwen3-8B; a full table is emptied
 
 
 class InputTable:
-    """Input products by token, for the life of one generation.
+    """The input products of tokens, kept for one generation.
 
     Args:
-        gru ([`PrefixGRU`]): Gives the input weights.
-        target ([`TargetModel`]): Gives the embeddings.
-        max_bytes (`int`, *optional*, defaults to 32 MiB): Memory from which on nothing is added to what is kept.
+        gru ([`PrefixGRU`]): Provides the input weights.
+        target ([`TargetModel`]): Provides the embeddings.
+        max_bytes (`int`, *optional*, defaults to 32 MiB): Memory limit. When it is reached, the table is emptied before
+            new products are added.
     """
 
     def __init__(self, gru: PrefixGRU, target: TargetModel, max_bytes: int = MAX_BYTES):
@@ -36,21 +37,21 @@ class InputTable:
 
     @property
     def num_bytes(self) -> int:
-        """Memory in use."""
+        """The memory in use."""
         return sum(products.nbytes for products in self._products.values())
 
     def add(self, token_ids: Sequence[int]) -> None:
-        """Compute the products of those tokens that are not there yet, all at once."""
+        """Compute the products of those tokens that are not in the table yet, all at once."""
         if len(self._products) >= self._most:
             self._products.clear()
         if missing := [token for token in dict.fromkeys(token_ids) if token not in self._products]:
             weight = self._gru.weight_ih_l0
             embeds = self._target.embed(torch.tensor(missing, device=weight.device))
-            products = self._gru.project_inputs(embeds.to(weight)).to(weight)  # autocast makes them narrow
+            products = self._gru.project_inputs(embeds.to(weight)).to(weight)  # undo the lower precision of autocast
             self._products |= zip(missing, products.unbind(), strict=True)
 
     def rows(self, token_ids: Sequence[int]) -> torch.Tensor:
-        """Input products `[N, 3G]` of N tokens."""
+        """The input products `[N, 3G]` of N tokens."""
         self.add(token_ids)
         if len(token_ids) == 1:
             return self._products[token_ids[0]][None]

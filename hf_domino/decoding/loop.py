@@ -1,8 +1,8 @@
-"""The decoding loop: draft, verify, commit, until done. Batch 1 is a batch.
+"""The decoding loop: it drafts, verifies and commits until every sequence is done. A single sequence is a batch of 1.
 
-Every row advances by its own acceptance length and leaves when it is done.
+Every sequence advances by its own acceptance length, and leaves the batch when it is done.
 
-Shapes: B rows still generated, P proposals, N tokens committed in a round, V vocabulary.
+Shapes: B unfinished sequences, T prompt tokens, P proposals, W = P + 1 positions of a block, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from hf_domino.statistics.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
 from hf_domino.target.view import Captured
 
-# Vocabulary from which on a CPU verifies one position at a time: those behind the first rejected proposal need no
-# distribution.
-WALKED_VOCABULARY = 2**14
+# With a vocabulary of at least this size, a CPU verifies a single sequence one position at a time. That way it never
+# computes the distributions of positions after the first rejected proposal.
+STEPWISE_VOCABULARY = 2**14
 
 
 @torch.no_grad()
@@ -53,23 +53,24 @@ def assisted_decoding(
     why_growing: str | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """Generate with a drafter; the output is the target's own, greedy or sampled.
+    """Generate with a drafter; the output is the same as the target's own, whether greedy or sampled.
 
-    `generate` calls this in place of its own assisted loop once [`install`] has run.
+    After [`install`] has run, `generate` calls this function in place of its own assisted loop.
 
     Args:
         model (`PreTrainedModel`): The target.
         input_ids (`torch.Tensor`): Prompts `[B, T]`, padded on the left.
-        logits_processor (`LogitsProcessorList`): Processors and warpers that `generate` prepared.
-        stopping_criteria (`StoppingCriteriaList`): Likewise.
-        generation_config (`GenerationConfig`): Likewise.
+        logits_processor (`LogitsProcessorList`): The logits processors and warpers that `generate` prepared.
+        stopping_criteria (`StoppingCriteriaList`): The stopping criteria that `generate` prepared.
+        generation_config (`GenerationConfig`): The merged configuration that `generate` prepared.
         drafter ([`DominoDraftModel`]): The drafter.
-        streamer (`BaseStreamer`, *optional*): Receives committed tokens.
-        why_growing (`str`, *optional*): Why rounds have no fixed shape, where they were to, for the statistics.
-        model_kwargs: Cache, attention mask, positions and model-specific inputs.
+        streamer (`BaseStreamer`, *optional*): Receives the committed tokens.
+        why_growing (`str`, *optional*): If the caller wanted rounds of fixed shape but cannot have them, the reason,
+            which goes into the statistics.
+        model_kwargs: The cache, the attention mask, positions and model-specific inputs.
 
     Returns:
-        `torch.Tensor` or `GenerateDecoderOnlyOutput`: Prompts and new tokens, `[B, T + new]`.
+        `torch.Tensor` or `GenerateDecoderOnlyOutput`: The prompts followed by the new tokens, `[B, T + new]`.
     """
     start = time.perf_counter()
     input_ids = input_ids.long()
@@ -84,17 +85,18 @@ def assisted_decoding(
 
 
 def decode_mode(target: PreTrainedModel) -> AbstractContextManager:
-    """The context that Transformers' own loops decode in: off the CPU, experts run by other kernels than at prefill."""
-    enter = getattr(target, "_optimize_model_for_decode", nullcontext)  # of newer versions
+    """The context manager that Transformers' own loops decode in."""
+    # Outside the CPU, it makes the experts of a mixture run with other kernels than during prefill.
+    enter = getattr(target, "_optimize_model_for_decode", nullcontext)  # only newer versions of Transformers have it
     return enter()
 
 
 class Generation:
-    """The rounds of one call.
+    """Runs the rounds of one call of `generate`.
 
     Args:
         call ([`Call`]): The call.
-        streamer (`BaseStreamer`, *optional*): Receives committed tokens.
+        streamer (`BaseStreamer`, *optional*): Receives the committed tokens.
     """
 
     def __init__(self, call: Call, streamer: BaseStreamer | None = None):
@@ -114,31 +116,31 @@ class Generation:
         self.runner = call.runner(self.generator.target, self.executor)
         self.committed = call.committed(streamer)
         self.generator.lookup.read = self.committed.tokens
-        self.rows = list(range(call.batch_size))  # of the batch, those that are still generated
-        self.noise: StepNoise | None = None  # None where the target does not sample
-        self.is_walked = False  # whether rounds are verified position by position
+        self.rows = list(range(call.batch_size))  # indices of the unfinished sequences in the batch
+        self.noise: StepNoise | None = None  # stays None if the target does not sample
+        self.is_stepwise = False  # whether rounds are verified one position at a time
 
     @cached_property
     def _may_branch(self) -> bool:
-        """Whether rounds can propose trees, asked once one wants to."""
+        """Whether rounds can propose trees. This is determined when the first round wants to propose one."""
         self.stats.chain = why_chain(self.runner, self.generator.session)
         return self.stats.chain is None
 
     def run(self) -> None:
-        """Prefill and run all rounds; a round that is broken off leaves a cache that can be gone on from."""
+        """Run the prefill and all rounds. The cache of a single sequence stays usable even after an exception."""
         timer = self.executor.timer
         try:
             self.prefill()
-            timer.reset()  # phases are those of the rounds
+            timer.reset()  # phases cover the rounds only, not the prefill
             with decode_mode(self.runner.model):
                 while self.rows:
-                    with timer.phase("rest"):  # what no phase inside it covers
+                    with timer.phase("rest"):  # the time that none of the phases inside it covers
                         self.run_round()
         except BaseException:
             try:
                 self.runner.end(self.call.batch_size)
-            except Exception as error:  # not worth hiding what went wrong first
-                warnings.warn(f"The target's cache could not be brought back to the committed tokens: {error!r}.")
+            except Exception as error:  # only warn, so that the original exception is not hidden
+                warnings.warn(f"The target's cache could not be restored to the committed tokens: {error!r}.")
             raise
         finally:
             if self.noise is not None:
@@ -146,7 +148,7 @@ class Generation:
         self.runner.end(self.call.batch_size)
 
     def result(self) -> torch.Tensor | GenerateDecoderOnlyOutput:
-        """Return what `generate` returns; the drafter's context goes with a cache that is seen again."""
+        """Return what `generate` returns. If the caller can use the cache again, keep the drafter's context on it."""
         cache = self.runner.cache
         has_outputs = self.call.config.return_dict_in_generate
         is_seen_again = self.call.batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
@@ -159,7 +161,7 @@ class Generation:
         return result
 
     def finish_stats(self, seconds: float) -> None:
-        """Note what the whole call did, in that time, as the drafter's last statistics."""
+        """Complete the statistics of the call, which took this many seconds, and record them for the drafter."""
         timer = self.executor.timer
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
@@ -170,9 +172,9 @@ class Generation:
         record_stats(self.generator.assistant_model, self.stats)
 
     def prefill(self) -> None:
-        """Process the prompts and commit the first tokens, which are the target's own."""
+        """Process the prompts and commit the first tokens, which the target chooses without a draft."""
         call = self.call
-        # `generate` drops a mask of ones, and notes how long it was.
+        # `generate` drops an attention mask of all ones, and stores its length here.
         mask_length = getattr(call.config, "_mask_length", None)
         logits, captured = self.runner.prefill(call.input_ids, call.config.prefill_chunk_size, mask_length)
         length = self.runner.prompt_length
@@ -183,14 +185,14 @@ class Generation:
         self.committed.commit(self.rows, tokens, [1] * len(self.rows), logits, scores)
         if call.step_outputs.forward_kwargs:
             call.step_outputs.add_prompt(self.runner.outputs)
-        is_long = len(self.rows) == 1 and call.input_ids.is_cpu and logits.shape[2] >= WALKED_VOCABULARY
-        self.is_walked = self.distribution.may_keep_state or (is_long and not call.is_fixed)
+        is_long = len(self.rows) == 1 and call.input_ids.is_cpu and logits.shape[2] >= STEPWISE_VOCABULARY
+        self.is_stepwise = self.distribution.may_keep_state or (is_long and not call.is_fixed)
         unfinished = self.committed.unfinished
         self.runner.begin(unfinished)
-        self._go_on_with(unfinished)
+        self._keep_rows(unfinished)
 
     def run_round(self) -> None:
-        """Propose, verify and commit: of each row what the target itself would have written."""
+        """Propose tokens, verify them, and commit those that the target itself would have generated."""
         start = time.perf_counter()
         prefixes = self.committed.prefixes(self.rows)
         plan = self._plan(prefixes)
@@ -198,8 +200,8 @@ class Generation:
         proposals = self.generator.propose(plan, prefixes, noise)
         with self.executor.timer.phase("verify"):
             logits, captured = self.runner.forward_block(prefixes.last(), proposals)
-            if self.is_walked:
-                outcome = self._walk(plan, proposals, logits, noise)
+            if self.is_stepwise:
+                outcome = self._commit_one_by_one(plan, proposals, logits, noise)
             else:
                 outcome = self._commit(plan, prefixes, proposals, logits, noise)
             captured = self.runner.follow(outcome.path, captured)
@@ -208,7 +210,7 @@ class Generation:
         self.generator.observe_round(outcome, time.perf_counter() - start)
 
     def _plan(self, prefixes: Prefixes) -> Plan:
-        """Choose what the round is to propose; nothing where the target has no positions left."""
+        """Choose what the round proposes. It proposes nothing if the target has no positions left."""
         limit = self.generator.target.position_limit
         if limit is None:
             positions_left = None
@@ -217,7 +219,7 @@ class Generation:
         return self.generator.plan(prefixes, positions_left, lambda: self._may_branch)
 
     def _noise(self, most: int) -> torch.Tensor | None:
-        """The noise `[B, most + 1, V]` of the steps that a round of at most so many proposals may emit."""
+        """The noise `[B, most + 1, V]` of the decode steps that a round with up to `most` proposals can cover."""
         if self.noise is None:
             return None
         return self.noise.ahead(self.rows, self.committed.num_new(self.rows), most + 1)
@@ -225,9 +227,9 @@ class Generation:
     def _commit(
         self, plan: Plan, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None
     ) -> Outcome:
-        """Verify all positions together, and append to the texts what was accepted."""
+        """Verify all positions together, and append the accepted tokens to the sequences."""
         verification = self.executor.run(accept, self.distribution, prefixes, proposals, logits, noise)
-        # One transfer for the whole round: everything the host must know.
+        # A single transfer brings everything that the host needs.
         found = verification.decided.tolist()
         counts = [values[0] for values in found]
         check_drawn(min(counts) > 0)
@@ -242,8 +244,11 @@ class Generation:
         kept = self.committed.commit(self.rows, verification.tokens, counts, logits, scores, values)
         return replace(outcome, num_kept=kept)
 
-    def _walk(self, plan: Plan, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None) -> Outcome:
-        """Verify and commit one row token by token: each is in the text before the next distribution is asked for."""
+    def _commit_one_by_one(
+        self, plan: Plan, proposals: Tree, logits: torch.Tensor, noise: torch.Tensor | None
+    ) -> Outcome:
+        """Verify and commit a single sequence token by token."""
+        # Each token is committed before the distribution of the next position is computed.
         branches = proposals.branches()
         path = [0]
         while True:
@@ -265,12 +270,12 @@ class Generation:
         return self._counted(Outcome(plan, self.rows, proposals.num_nodes, count, count, places))
 
     def _counted(self, outcome: Outcome) -> Outcome:
-        """Count a round before it is committed, as a streamer may ask for the statistics meanwhile."""
+        """Add a round to the statistics before it is committed, because a streamer may read them during the commit."""
         outcome.add_to(self.stats)
         return outcome
 
     def _settle(self, outcome: Outcome, captured: Captured) -> None:
-        """Bring the target's cache and the proposer's context to the committed tokens, and drop rows that are done."""
+        """Bring the target's cache and the drafter's context up to the committed tokens; drop finished sequences."""
         kept = outcome.num_kept
         if self.call.step_outputs.forward_kwargs:
             self.call.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, outcome.path)
@@ -279,10 +284,10 @@ class Generation:
             self.generator.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
         self.runner.commit(kept, outcome.num_proposed + 1, staying)
-        self._go_on_with(staying)
+        self._keep_rows(staying)
 
-    def _go_on_with(self, staying: list[int]) -> None:
-        """Drop all rows but these, of those there are."""
+    def _keep_rows(self, staying: list[int]) -> None:
+        """Keep only these of the unfinished sequences, given by their places among them."""
         if staying and len(staying) < len(self.rows):
             self.generator.select(staying)
         self.rows = [self.rows[index] for index in staying]

@@ -1,17 +1,18 @@
-"""The noise of sampling: that of every step drawn once, in order, as plain `generate` draws it.
+"""The noise of sampling. The noise of every decode step is drawn once, in order, exactly as plain `generate` draws it.
 
-For one draw, `torch.multinomial(probs, 1)` is argmax(probs / E) with E standard exponential: one tensor `[B, V]` a step
-from the default generator, rows that have ended included. So a token is a function of its scores and of the noise of
-its step. Drafts are chosen with the noise of the steps that they are for, and no draft changes what is drawn (arXiv
-2408.07978).
+To draw one token, `torch.multinomial(probs, 1)` computes argmax(probs / E), where E is standard exponential noise. For
+each step it draws one tensor `[B, V]` from the default generator, including sequences that have ended. So a token is a
+function of its scores and of the noise of its step. Drafts are chosen with the noise of the steps that they are for,
+and they never change which noise a step gets (arXiv 2408.07978).
 
-Drafting draws ahead, and what was drawn in vain has to be taken back. Were that done to the default generator itself,
-what runs beside the call would see the same numbers. So a call draws from a copy. Meanwhile the default one goes on
-from a seed nobody else has, and at the end it gets the state that it is owed.
+Drafting needs the noise of future steps, and at the end of a call, the generator must return to where plain `generate`
+would have left it. If the call drew from the default generator itself, then code that runs at the same time could draw
+the same numbers. So a call draws from a copy of the generator. Meanwhile, the default generator continues from a seed
+that nothing else uses. At the end of the call, it is set to the state that plain `generate` would have left.
 
-Several steps are never drawn as one tensor: on a GPU, and where a CPU's numbers come from MKL, those are others.
+Several steps are never drawn as one tensor, because that gives other numbers on a GPU, and on a CPU with MKL.
 
-Shapes: B rows of the batch, R rows still generated, N steps, V vocabulary.
+Shapes: B sequences of the batch, R unfinished sequences, N steps, V vocabulary.
 """
 
 from __future__ import annotations
@@ -27,16 +28,17 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-MAX_BYTES = 2**28  # of noise to keep; what does not fit is drawn again
+MAX_BYTES = 2**28  # memory for noise; noise that does not fit is drawn again
 
-_lock = threading.RLock()  # a call that was given up may be collected, and give back, while its thread holds it
-_borrowers: dict[torch.Generator, CallGenerator] = {}  # by the default generator that a call has copied
+# Reentrant, because an abandoned call can be garbage-collected, and give its generator back, while its thread holds it.
+_lock = threading.RLock()
+_borrowers: dict[torch.Generator, CallGenerator] = {}  # the call that has borrowed each default generator
 
 
 def default_generator(device: torch.device) -> torch.Generator | None:
-    """The generator that `torch.multinomial` draws from on a device; None where its state does not tell the text.
+    """The generator that `torch.multinomial` draws from on a device; None if its final state cannot be predicted.
 
-    That is so on MPS, where plain generation stops a step late and draws once more.
+    It cannot be predicted on MPS, where plain generation stops one step late and draws once more.
     """
     if device.type == "cpu":
         return torch.default_generator
@@ -48,7 +50,7 @@ def default_generator(device: torch.device) -> torch.Generator | None:
 
 
 def _begin_in_child() -> None:
-    """After a fork no call of the parent gives anything back."""
+    """Forget the parent's calls after a fork, because they will never give a generator back in the child."""
     global _lock
     _lock = threading.RLock()
     _borrowers.clear()
@@ -59,13 +61,13 @@ if hasattr(os, "register_at_fork"):
 
 
 class CallGenerator:
-    """The numbers of one call: those the default generator would have given it.
+    """The generator of one call, which draws the numbers that the default generator would have drawn.
 
-    A call that starts while another one runs has a seed of its own instead: what plain calls side by side are given is
-    by chance too.
+    A call that starts while another one is running gets a seed of its own instead. Plain calls that run at the same
+    time would not draw reproducible numbers either.
 
     Args:
-        device (`torch.device`): Where tokens are drawn.
+        device (`torch.device`): The device that tokens are drawn on.
     """
 
     def __init__(self, device: torch.device):
@@ -84,7 +86,9 @@ class CallGenerator:
                 _borrowers[self._default]._left_at = self._default.get_state()
 
     def _can_borrow(self, default: torch.Generator) -> bool:
-        """Whether no call has, or only one of this thread that was given up: since then it was seeded anew."""
+        """Whether the default generator is free to borrow."""
+        # It is free if no call has borrowed it. It is also free if a call of this thread has borrowed it but it was
+        # seeded since, because that call was abandoned.
         other = _borrowers.get(default)
         return other is None or (other._thread == self._thread and other._was_seeded(default))
 
@@ -100,7 +104,7 @@ class CallGenerator:
         return default.initial_seed() != self._left_seed
 
     def give_back(self, state: torch.Tensor) -> None:
-        """Set the default generator to this state, if it is owed one; a seed it was given meanwhile stands."""
+        """Set the default generator to this state, if this call borrowed it and nobody has seeded it since."""
         default = self._default
         with _lock:
             if default is None or _borrowers.get(default) is not self:
@@ -125,22 +129,24 @@ def _seed(state: torch.Tensor) -> int:
 
 
 def _drawn_seed(generator: torch.Generator) -> int:
-    """A seed drawn from a generator, so that `torch.manual_seed` repeats what comes of it."""
+    """A seed that is drawn from a generator, so that results can be reproduced with `torch.manual_seed`."""
     return int(torch.randint(2**62, (), generator=generator, device=generator.device))
 
 
 class StepNoise:
-    """The noise of one call, row by row and step by step.
+    """The noise of one call, for every sequence and every decode step.
 
-    Rows advance at their own pace. The noise that a row has still to pass is kept, within a budget. Of steps beyond it
-    the generator's state is kept, and they are drawn again when a row gets there.
+    Sequences advance at their own pace. Noise that has been drawn and that a sequence still needs is kept, within a
+    memory budget. For noise beyond the budget, only the generator's state is kept, and the noise is drawn again when a
+    sequence reaches its step.
 
     Args:
-        batch_size (`int`): Rows that plain generation would draw for (B).
-        vocab_size (`int`): Scores of a token (V).
-        device (`torch.device`): Where tokens are drawn.
-        num_steps (`int`, *optional*): At which the text is full: behind it nothing is drawn, and any noise will do.
-        max_bytes (`int`, *optional*, defaults to 256 MiB): Most memory to keep noise in.
+        batch_size (`int`): Number of sequences that plain generation would draw for (B).
+        vocab_size (`int`): Number of scores per position (V).
+        device (`torch.device`): The device that tokens are drawn on.
+        num_steps (`int`, *optional*): The step at which the length limit is reached. From there on, nothing is drawn,
+            because no such token is kept, and constant noise is returned. Defaults to no limit.
+        max_bytes (`int`, *optional*, defaults to 256 MiB): Maximum memory for noise.
     """
 
     def __init__(
@@ -160,21 +166,23 @@ class StepNoise:
         self._behind = torch.ones(vocab_size, dtype=torch.float32, device=device)
         self._call = CallGenerator(device)
         self._again = torch.Generator(device)
-        self._states: dict[int, torch.Tensor] = {}  # before each step, from that of the last row on
-        self._num_drawn = 0
+        self._states: dict[int, torch.Tensor] = {}  # generator state before each step that a sequence may still need
+        self._num_drawn = 0  # how many steps have been drawn
         self._kept: dict[int, dict[int, torch.Tensor]] = {row: {} for row in range(batch_size)}  # row, step: [V]
-        self._room = max_bytes // (4 * vocab_size)  # how many more of those may be kept
+        self._room = max_bytes // (4 * vocab_size)  # how many more tensors [V] fit into the budget
 
     def ahead(self, rows: Sequence[int], steps: Sequence[int], count: int) -> torch.Tensor:
-        """The noise of the next steps of some rows; no row may go back, and none that is left out may come again.
+        """The noise of the next steps of some sequences.
+
+        A sequence must never go back to an earlier step, and a sequence that was left out once must not return.
 
         Args:
-            rows (`Sequence[int]`): R rows of the batch.
-            steps (`Sequence[int]`): The first step wanted of each.
-            count (`int`): How many steps of each (N).
+            rows (`Sequence[int]`): Indices of R sequences of the batch.
+            steps (`Sequence[int]`): The first step of each.
+            count (`int`): The number of steps of each (N).
 
         Returns:
-            `torch.Tensor`: `[R, N, V]` in fp32, on the device.
+            `torch.Tensor`: Noise `[R, N, V]` in fp32, on the device.
         """
         self._pass(dict(zip(rows, steps, strict=True)))
         unkept: dict[tuple[int, int], torch.Tensor] = {}
@@ -203,7 +211,7 @@ class StepNoise:
         self._call.give_back(self._call.generator.get_state() if is_last else self._states[num_steps])
 
     def _draw(self, step: int) -> torch.Tensor:
-        """The noise `[B, V]` of the next step, or of an earlier one again."""
+        """Draw the noise `[B, V]` of the next step, or that of an earlier step again."""
         generator = self._call.generator
         if step == self._num_drawn:
             self._states[step] = generator.get_state()
@@ -215,7 +223,7 @@ class StepNoise:
         return noise.exponential_(generator=generator)
 
     def _pass(self, firsts: dict[int, int]) -> None:
-        """Forget what no row will need again, given the first step that each needs now."""
+        """Drop the noise and states that no sequence needs any more, given the first step that each needs now."""
         for row in [row for row in self._kept if row not in firsts]:
             self._room += len(self._kept.pop(row))
         for row, first in firsts.items():
@@ -228,5 +236,5 @@ class StepNoise:
 
 
 def _row_of(noise: torch.Tensor, row: int) -> torch.Tensor:
-    """One row `[V]`, without keeping the others' memory."""
+    """Take one sequence's noise `[V]`, without keeping the memory of the others alive."""
     return noise[row].clone() if len(noise) > 1 else noise[row]

@@ -1,6 +1,6 @@
-"""Committed tokens: where each row must stop, what streams out, and what `generate` returns.
+"""The committed tokens: where each sequence stops, what is streamed, and what `generate` returns.
 
-Shapes: B batch, T tokens so far, N new tokens, V vocabulary.
+Shapes: B sequences of the batch, R of them, T tokens so far, N new tokens, L length of a text, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from hf_domino.decoding.stopping import KNOWN_CRITERIA, KnownStops
 
 
 class CommittedSequences:
-    """The tokens of a batch, grown a round at a time and cut exactly where plain `generate` would stop.
+    """The tokens of a batch, which grow round by round and are cut exactly where plain `generate` would stop.
 
-    Rows grow on their own. Where an end-of-text token is known, a row that stops is done; otherwise plain generation
-    goes on with it until all rows have stopped, and so does this.
+    Each sequence grows at its own pace. If there is an end-of-text token, a sequence that stops is done. Without one,
+    plain `generate` continues all sequences until every one has stopped, and so does this class.
 
     Args:
         input_ids (`torch.Tensor`): Prompts `[B, T]`.
-        stopping_criteria (`StoppingCriteriaList`): Asked about every new prefix of every row, one row at a time; of a
-            batch, those of the caller are asked about all rows at a length that all have reached: they may compare.
-        generation_config (`GenerationConfig`): For end-of-text ids, the length limit and the outputs wanted.
-        streamer (`BaseStreamer`, *optional*): Receives each token once it is final, never one that is withdrawn.
-        known ([`KnownStops`]): Those of the criteria that need not be asked.
+        stopping_criteria (`StoppingCriteriaList`): Called for every new prefix of every sequence, one sequence at a
+            time. In a batch, criteria that Transformers does not define can compare sequences, so they are called for
+            all sequences together, at each length that all of them have reached.
+        generation_config (`GenerationConfig`): Provides the padding token and the requested outputs.
+        streamer (`BaseStreamer`, *optional*): Receives each token once it is final, so no token is ever withdrawn.
+        known ([`KnownStops`]): The stops of those criteria that need not be called.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class CommittedSequences:
     ):
         self._ids = input_ids
         self._lengths = [input_ids.shape[1]] * len(input_ids)
-        self._stops: list[int | None] = [None] * len(input_ids)  # length at which each row stopped
+        self._stops: list[int | None] = [None] * len(input_ids)  # length at which each sequence stopped
         self._prompt_length = self._streamed = input_ids.shape[1]
         self._values: list[list[int]] = [[] for _ in input_ids]  # the new tokens, on the host
         self._has_outputs = generation_config.return_dict_in_generate
@@ -52,25 +53,25 @@ class CommittedSequences:
         names: tuple[str, ...] = ()
         if generation_config.return_dict_in_generate:
             names = ("scores", "logits")
-        # Of each row and new token, [V] each; those that are wanted.
+        # The requested outputs: a tensor [V] for each new token of each sequence.
         self._outputs: dict[str, list[list[torch.Tensor]]] = {
             name: [[] for _ in input_ids] for name in names if getattr(generation_config, f"output_{name}")
         }
-        self._shown: int | None = None  # length of the text that a criterion or the streamer looks at
+        self._length_shown: int | None = None  # length of the text that a criterion or the streamer is looking at
         self._known = known
         self._criteria = StoppingCriteriaList()
-        self._of_batch = StoppingCriteriaList()
+        self._batch_criteria = StoppingCriteriaList()
         for criterion in stopping_criteria:
             if type(criterion) not in KNOWN_CRITERIA:
                 is_by_row = len(input_ids) == 1 or type(criterion).__module__.startswith("transformers.")
-                (self._criteria if is_by_row else self._of_batch).append(criterion)
-        self._asked = self._prompt_length  # length of the batch that its criteria were asked about
-        # As plain generation asks: without it, rows that stopped are not padded.
+                (self._criteria if is_by_row else self._batch_criteria).append(criterion)
+        self._batch_length_checked = self._prompt_length  # length up to which the batch's criteria were called
+        # Plain generation checks for the same attribute. Without it, it does not pad sequences that have stopped.
         self._pads_finished = any(hasattr(criterion, "eos_token_id") for criterion in stopping_criteria)
 
     @property
     def unfinished(self) -> list[int]:
-        """Rows that still grow."""
+        """Indices of the sequences that still grow."""
         if self._pads_finished:
             return [row for row, stop in enumerate(self._stops) if stop is None]
         stops = [stop for stop in self._stops if stop is not None]
@@ -83,28 +84,28 @@ class CommittedSequences:
 
     @property
     def num_new_tokens(self) -> list[int]:
-        """New tokens that `generate` returns of each row, padding not counted; all rows have stopped."""
+        """How many new tokens `generate` returns for each sequence, not counting padding. All must have stopped."""
         final = self._final_length()
         return [min(length, final) - self._prompt_length for length in self._lengths]
 
     @property
     def num_steps(self) -> int:
-        """Steps that plain generation would have made by now: it makes them for all rows, until none is unfinished.
+        """How many steps plain generation would have made by now; it makes each step for all sequences together.
 
-        Where a criterion or the streamer raised, that is by the text it was shown.
+        If a criterion or the streamer raised an exception, the length of the text that it was looking at decides.
         """
         if self.unfinished:
             length = max(self._lengths)
         else:
             length = self._final_length()
-        return (length if self._shown is None else self._shown) - self._prompt_length
+        return (length if self._length_shown is None else self._length_shown) - self._prompt_length
 
     def num_new(self, rows: Sequence[int]) -> list[int]:
-        """New tokens of these rows so far."""
+        """How many new tokens these sequences have so far."""
         return [self._lengths[row] - self._prompt_length for row in rows]
 
     def prefixes(self, rows: Sequence[int]) -> Prefixes:
-        """Tokens so far of these rows."""
+        """The tokens so far of these sequences."""
         if len(rows) == len(self._lengths):
             ids = self._ids
         else:
@@ -112,7 +113,7 @@ class CommittedSequences:
         return Prefixes(ids, [self._lengths[row] for row in rows], list(rows))
 
     def tokens(self, row: int, start: int) -> list[int]:
-        """Tokens of a row from a place on; only those of the prompt are waited for."""
+        """The tokens of a sequence from index `start` on. Only tokens of the prompt must be copied from the device."""
         if start < self._prompt_length:
             prompt = self._ids[row, start : self._prompt_length].tolist()
         else:
@@ -128,18 +129,18 @@ class CommittedSequences:
         scores: torch.Tensor,
         values: Sequence[Sequence[int]] | None = None,
     ) -> list[int]:
-        """Append new tokens to these rows, each up to its first stop.
+        """Append new tokens to these sequences, each up to its first stop.
 
         Args:
-            rows (`Sequence[int]`): R rows of the batch.
-            tokens (`torch.Tensor`): `[R, N]`.
-            counts (`Sequence[int]`): How many of them are meant, per row.
-            logits (`torch.Tensor`): The target's logits they were chosen from, `[R, N, V]` or more positions.
-            scores (`torch.Tensor`): The same after processors.
-            values (`Sequence[Sequence[int]]`, *optional*): The tokens, where the host knows them already.
+            rows (`Sequence[int]`): Indices of R sequences of the batch.
+            tokens (`torch.Tensor`): New tokens `[R, N]`.
+            counts (`Sequence[int]`): How many of the N tokens are valid for each sequence, from the first on.
+            logits (`torch.Tensor`): The target's logits that they were chosen from, `[R, N, V]` or more positions.
+            scores (`torch.Tensor`): The logits after the processors.
+            values (`Sequence[Sequence[int]]`, *optional*): The tokens on the host, if they are there already.
 
         Returns:
-            `list[int]`: How many were kept, per row.
+            `list[int]`: How many tokens each sequence kept.
         """
         self._reserve(tokens.shape[1])
         values = tokens.tolist() if values is None else values
@@ -154,19 +155,19 @@ class CommittedSequences:
             self._values[row] += values[index]
             try:
                 kept.append(self._keep(row, values[index][:count]))
-            except BaseException:  # what a criterion was asked about before is streamed, as in plain generation
-                self._cut(row, start if self._shown is None else self._shown - 1)
+            except BaseException:  # stream the tokens before the failing one, as plain generation would have done
+                self._cut(row, start if self._length_shown is None else self._length_shown - 1)
                 self._stream()
                 raise
             self._cut(row, start + kept[-1])
-        while self._of_batch and self._asked < self._num_settled:
+        while self._batch_criteria and self._batch_length_checked < self._num_settled:
             self._ask_of_batch()
         self._known.warn(self._ids[:1, : max(self._lengths)])
         self._stream()
         return kept
 
     def _reserve(self, num_tokens: int) -> None:
-        """Room for `num_tokens` more in every row; the prompt tensor itself is never written to."""
+        """Make room for `num_tokens` more in every sequence. The caller's prompt tensor is never written to."""
         needed = max(self._lengths) + num_tokens
         if needed > self._ids.shape[1]:
             grown = self._ids.new_zeros(len(self._lengths), max(2 * needed, 64))
@@ -174,7 +175,7 @@ class CommittedSequences:
             self._ids = grown
 
     def _cut(self, row: int, length: int) -> None:
-        """Keep a row up to a length."""
+        """Cut a sequence to this length."""
         self._lengths[row] = length
         kept: list[list[list[Any]]] = [self._values, *self._outputs.values()]
         for each in kept:
@@ -182,31 +183,31 @@ class CommittedSequences:
 
     @property
     def _num_settled(self) -> int:
-        """Length that all rows have reached, ended ones padded."""
+        """The length that all sequences have reached, counting the padding of those that have ended."""
         growing = [self._lengths[row] for row in self.unfinished]
         return min(growing) if growing else self._final_length()
 
     def _ask_of_batch(self) -> None:
-        """Ask a batch's criteria about one length more; a row that ends there loses what it has grown beyond."""
-        self._asked += 1
-        ends = self._ask(self._of_batch, self._padded(self._asked), slice(None))
+        """Call the batch's criteria at the next length. A sequence that ends there loses its tokens after it."""
+        self._batch_length_checked += 1
+        ends = self._ask(self._batch_criteria, self._padded(self._batch_length_checked), slice(None))
         for row, stop in enumerate(self._stops):
-            if ends[row] and (stop is None or stop > self._asked):
-                self._stops[row] = self._asked
+            if ends[row] and (stop is None or stop > self._batch_length_checked):
+                self._stops[row] = self._batch_length_checked
                 if self._pads_finished:
-                    self._cut(row, self._asked)
+                    self._cut(row, self._batch_length_checked)
 
     def _ask(self, criteria: StoppingCriteriaList, ids: torch.Tensor, rows: slice) -> list[bool]:
-        """Which texts `[R, L]` criteria end, with the scores of these rows."""
-        self._shown = ids.shape[1]
+        """Call criteria with texts `[R, L]` and the scores of these sequences; return which of the texts they end."""
+        self._length_shown = ids.shape[1]
         scores = self._outputs.get("scores")
-        count = self._shown - self._prompt_length
+        count = self._length_shown - self._prompt_length
         ends = criteria(ids, None if scores is None else _per_token(scores[rows], count))
-        self._shown = None
+        self._length_shown = None
         return ends.flatten().tolist()
 
     def _keep(self, row: int, values: Sequence[int]) -> int:
-        """How many of the tokens just written stay: up to the first stop, unless plain generation goes on behind it."""
+        """How many of the new tokens stay: those up to the first stop, or all if plain generation would continue."""
         start = self._lengths[row]
         here = slice(row, row + 1)
         for length, value in enumerate(values, start=start + 1):
@@ -222,16 +223,16 @@ class CommittedSequences:
         return len(values)
 
     def _stream(self) -> None:
-        """Send what is final in all rows, one token of each at a time."""
+        """Stream the tokens that are final in all sequences, one token of each at a time."""
         if self._streamer is None:
             return
-        # Of a row that may still be padded nothing more is to come before the others have caught up.
+        # The streamer gets one token of every sequence together, so a fast sequence waits for the others here.
         final = self._num_settled
         ids = self._padded(final)
         for position in range(self._streamed, final):
-            self._shown = position + 1
+            self._length_shown = position + 1
             self._streamer.put(ids[:, position].cpu())
-        self._shown = None
+        self._length_shown = None
         self._streamed = max(final, self._streamed)
 
     def _final_length(self) -> int:
@@ -240,7 +241,7 @@ class CommittedSequences:
         return max(stop or 0 for stop in self._stops)
 
     def _padded(self, length: int) -> torch.Tensor:
-        """Ids `[B, length]`, padding behind the rows that are shorter."""
+        """The ids `[B, length]`, with padding after shorter sequences."""
         ids = self._ids[:, :length]
         lengths = torch.tensor(self._lengths)[:, None]
         if bool((lengths >= length).all()):
@@ -253,7 +254,7 @@ class CommittedSequences:
         """End the stream and return what `generate` returns.
 
         Args:
-            cache (`Cache`): The target's.
+            cache (`Cache`): The target's cache.
             outputs: Further fields of the returned dictionary.
         """
         length = self._final_length()
@@ -272,6 +273,7 @@ class CommittedSequences:
 
 
 def _per_token(rows: list[list[torch.Tensor]], count: int) -> tuple[torch.Tensor, ...]:
-    """`count` tensors `[B, V]`; NaN for a row that stopped before: what plain generation has there costs forwards."""
+    """Stack the outputs of all sequences into `count` tensors `[B, V]`, with NaN after the end of a sequence."""
+    # Plain generation has numbers there, but computing them would take further forwards.
     behind = torch.full_like(rows[0][0], torch.nan)
     return tuple(torch.stack([row[index] if index < len(row) else behind for row in rows]) for index in range(count))

@@ -1,13 +1,13 @@
-"""The policy of rounds: it chooses the arm of the next one by the tokens and the time of recent rounds.
+"""The policy: it chooses the arm of the next round from the tokens and the time of recent rounds.
 
-The arms are a plain decode step, chains of a few lengths, a tree, and prompt lookup where the text has a match. Among
-those that draft, the policy plays the one with the most tokens per time. It takes each to be one standard error better
-than measured (optimism under uncertainty), so whole blocks come first. Drafting pauses when plain decode steps are
-expected to emit more tokens in the same time. As long as that is not certain, a text may still draft, from an
-exploration budget of a few plain decode steps: lost time is taken from the budget, and gained time is added to it (a
-CUSUM test).
+The arms are a plain decode step, chains of a few lengths, a tree, and, if the text has a match, prompt lookup. Among
+the arms that draft, the policy plays the one with the most tokens per time. It assumes that each arm is one standard
+error better than measured (optimism under uncertainty), so it tries full blocks first. Drafting pauses when plain
+decode steps are expected to emit more tokens in the same time. As long as that is not certain, a text may still draft,
+within an exploration budget of a few plain decode steps: lost time is taken from the budget, and gained time is added
+to it (a CUSUM test).
 
-No arm changes the text.
+The choice of an arm never changes the generated text.
 """
 
 from __future__ import annotations
@@ -28,71 +28,75 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.statistics.stats import Pause
 
 SHORT_CHAINS = (2, 4)
-ADAPTIVE_SIZE = 16  # nodes of a tree that paid most where trees were measured
-CHAINS_FIRST = 24  # rounds: in a short text trees have nothing to win, and each target must be tried with one
-# The exploration budget of a text in plain decode steps, which two rounds that emit nothing would use up, and the share
-# of its time that is added: a trial in some 150 tokens, so a drafter that never pays costs less than a hundredth.
+ADAPTIVE_SIZE = 16  # the number of nodes that was fastest when trees were measured
+# With adaptive trees, this many drafted rounds come before the first tree. A short text gains nothing from trees, and
+# each target must first be tested with one.
+CHAINS_FIRST = 24
+# The exploration budget of a text, in plain decode steps; two rounds that emit nothing would use it up. The share is
+# the part of each round's time that is added to the budget. It allows one trial in about 150 tokens, so a drafter that
+# never pays costs less than one percent.
 BUDGET = 2.0
 BUDGET_SHARE = 0.005
-# Rounds between plain decode steps that are made to measure their time: where it is uncertain whether drafting pays,
-# and elsewhere. They lose little in the first case, and a hundredth of a text of 128 tokens in the second.
-GAP = 2
-LONG_GAP = 64
-DEFAULT_ASSISTANT_TOKENS = 20  # Transformers' own, for small models that draft token by token
-ALIKE = 16  # tokens for which the sequences of a batch are taken to be alike, before they show that they are not
+# How many rounds to make between two plain decode steps that only measure their own time. The short gap applies while
+# it is uncertain whether drafting pays, because a plain decode step then loses little. The long gap applies otherwise,
+# and loses one percent of a text of 128 tokens.
+SHORT_STEP_GAP = 2
+LONG_STEP_GAP = 64
+DEFAULT_ASSISTANT_TOKENS = 20  # the default of Transformers, meant for small models that draft token by token
+PSEUDO_TOKENS = 16  # tokens added to each sequence of a batch, so that all count as alike until they show a difference
 LOOKUP = Arm(1, is_lookup=True)
 
 
 @dataclass
 class _Estimates:
-    """What is known about batches of one size.
+    """Estimates for batches of one size.
 
     Args:
-        acceptance_of (`Callable`): Gives what is known of the proposals of an arm, in batches of any size.
-        costs ([`Costs`]): Of the arms.
+        acceptance_of (`Callable`): Returns the acceptance estimates of an arm, which batches of all sizes share.
+        costs ([`Costs`]): The costs of the arms.
     """
 
     acceptance_of: Callable[[Arm], Acceptance]
     costs: Costs
-    pause: Pause | None = None  # the one that drafting is in
-    num_drafted: int = 0  # rounds
-    rounds_since_step: int = 0
-    most_budget: float = BUDGET  # plain decode steps that the text may lose
-    budget: float = BUDGET  # what is left of them
-    emitted: dict[int, int] = field(default_factory=dict)  # tokens of drafted rounds, by sequence
+    pause: Pause | None = None  # the current pause of drafting
+    num_drafted: int = 0  # drafted rounds so far
+    rounds_since_step: int = 0  # rounds since the last plain decode step
+    most_budget: float = BUDGET  # the largest exploration budget of the current text, in plain decode steps
+    budget: float = BUDGET  # what is left of it
+    emitted: dict[int, int] = field(default_factory=dict)  # tokens that drafted rounds emitted, by sequence
 
     @property
     def slowest(self) -> float:
-        """Tokens of the slowest sequence in relation to the mean: a batch has as many rounds as that one needs."""
+        """The ratio of the slowest sequence's tokens to the mean; that sequence decides how many rounds a batch has."""
         if len(self.emitted) < 2:
             return 1.0
         mean = sum(self.emitted.values()) / len(self.emitted)
-        return (min(self.emitted.values()) + ALIKE) / (mean + ALIKE)
+        return (min(self.emitted.values()) + PSEUDO_TOKENS) / (mean + PSEUDO_TOKENS)
 
     def count(self, outcome: Outcome) -> None:
-        """Add what each sequence emitted; those that have ended are forgotten."""
+        """Add the tokens that each sequence emitted, and drop sequences that have ended."""
         emitted = zip(outcome.rows, outcome.num_emitted, strict=True)
         self.emitted = {row: self.emitted.get(row, 0) + count for row, count in emitted}
 
     def value(self, arm: Arm, lift: float = 0.0) -> float:
-        """Tokens in the time of a plain decode step."""
+        """How many tokens an arm is expected to emit in the time of a plain decode step."""
         tokens = self.acceptance_of(arm).tokens(arm.length, lift)
         if arm is not STEP:
             tokens = max(tokens * self.slowest, 1.0)
         return tokens / self.costs.of(arm, arm.width)
 
-    def hoped(self, arm: Arm) -> float:
-        """Its value if tokens and time are one standard error better than measured."""
+    def optimistic_value(self, arm: Arm) -> float:
+        """The value of an arm if its tokens and its time are both one standard error better than measured."""
         return self.value(arm, 1.0) * math.exp(self.costs.standard_error(arm))
 
     def pays(self, arm: Arm) -> bool:
-        """Whether an arm is expected to emit more than plain decode steps, or may do so and there is budget for it."""
+        """Whether an arm is expected to beat plain decode steps or, as long as there is budget, might beat them."""
         if self.budget <= 0:
             return self.value(arm) > 1
-        return self.hoped(arm) > 1
+        return self.optimistic_value(arm) > 1
 
     def pause_before(self, best: Arm) -> Pause:
-        """The pause of drafting that is due because the best arm does not pay."""
+        """Create the record of a pause that begins because not even the best arm pays."""
         readings = self.costs.num_readings
         num_timed = 0
         if readings[STEP]:
@@ -101,93 +105,95 @@ class _Estimates:
         return Pause(tokens * self.slowest, self.costs.of(best, best.width), num_timed)
 
     def wants_step(self, favourite: Arm) -> bool:
-        """Whether to make a plain decode step to measure its time: once at first, then often while it is uncertain."""
+        """Whether to make a plain decode step now to measure its time, which is frequent until drafting surely pays."""
         ahead = math.log(self.value(favourite))
         error = self.costs.standard_error(favourite)
         num_readings = self.costs.num_readings[STEP]
-        # A time that was read once or twice may be the machine's hiccup.
+        # One or two readings can be outliers, so with few readings the lead must be larger.
         is_sure = num_readings > 0 and ahead > error + PRIOR_ERROR / num_readings
-        return self.rounds_since_step >= (1 if ahead < 0 else LONG_GAP if is_sure else GAP)
+        return self.rounds_since_step >= (1 if ahead < 0 else LONG_STEP_GAP if is_sure else SHORT_STEP_GAP)
 
 
 class Policy:
     """Chooses the arm of every round.
 
     Args:
-        most (`int`): Proposals of a whole chain.
-        tree_size (`int` or `str`, *optional*): Most nodes of a tree, `"adaptive"` for chains or trees; None for chains.
-        is_full (`bool`, *optional*, defaults to `False`): Whether only whole blocks, or trees as deep, are drafted.
+        most (`int`): Number of proposals in a chain of full length.
+        tree_size (`int` or `str`, *optional*): Maximum number of nodes of a tree; every drafted round then proposes a
+            tree. With `"adaptive"`, the policy chooses between chains and trees; with None, it only uses chains.
+        is_full (`bool`, *optional*, defaults to `False`): Whether to always draft full blocks, or trees of full depth.
     """
 
     def __init__(self, most: int, tree_size: int | str | None = None, is_full: bool = False):
         self._is_full = is_full
         self._is_optional = isinstance(tree_size, str)
         size = ADAPTIVE_SIZE if isinstance(tree_size, str) else tree_size
-        self._whole = Arm(most)
-        self._chains = [self._whole]
+        self._full_chain = Arm(most)
+        self._chains = [self._full_chain]
         if not is_full:
-            self._chains = [*(Arm(n) for n in SHORT_CHAINS if n < most), self._whole]
+            self._chains = [*(Arm(n) for n in SHORT_CHAINS if n < most), self._full_chain]
         self._trees = [] if size is None else [Arm(most, size)]
         self._acceptance = Acceptance(most)
         self._branching = Acceptance(most, self._acceptance.rates if self._is_optional else None)
-        self._known: dict[int, _Estimates] = {}
-        self._is_first = True  # the first drafted round of a call, which stores the prompt's context too
+        self._by_batch_size: dict[int, _Estimates] = {}
+        self._is_first = True  # until the first drafted round of a call, which takes longer: it stores the prompt too
 
     def begin_call(self) -> None:
-        """A call of `generate` begins."""
+        """Prepare for a new call of `generate`."""
         self._is_first = True
-        for known in self._known.values():
-            # Every text has its own budget. After a text in which drafting did not pay, the next one has half of it.
-            known.budget = known.most_budget = known.most_budget / 2 if known.pause else BUDGET
-            known.pause = None
-            known.emitted = {}
+        for estimates in self._by_batch_size.values():
+            # Every text has its own budget. If the last text ended in a pause, this one gets half of the last budget.
+            estimates.budget = estimates.most_budget = estimates.most_budget / 2 if estimates.pause else BUDGET
+            estimates.pause = None
+            estimates.emitted = {}
 
     def price(self, num_rows: int) -> float:
-        """Tokens per row that the time of one more proposal is worth."""
-        known = self._estimates_of(num_rows)
-        return NOMINAL_PROPOSAL * max(known.value(self._whole), 1.0)
+        """How many tokens per sequence one more proposal must be expected to add, to be worth its time."""
+        estimates = self._estimates_of(num_rows)
+        return NOMINAL_PROPOSAL * max(estimates.value(self._full_chain), 1.0)
 
     def plan(self, num_rows: int, room: int, offer: Offer | None = None, may_branch: Callable[[], bool] = bool) -> Plan:
         """Choose what the next round proposes.
 
         Args:
-            num_rows (`int`): Rows of the batch.
-            room (`int`): Most tokens of a path that there is room for.
-            offer ([`Offer`], *optional*): What prompt lookup has found.
-            may_branch (`Callable`, *optional*): Called when a tree is wanted: whether the round may be one.
+            num_rows (`int`): Number of sequences.
+            room (`int`): How many tokens of a path there is room for.
+            offer ([`Offer`], *optional*): The proposals of prompt lookup, if it found a match.
+            may_branch (`Callable`, *optional*): Returns whether the target can verify trees. It is called only when the
+                policy wants one. Defaults to a function that returns `False`.
         """
         if not room:
             return Plan(STEP, 0)
-        known = self._estimates_of(num_rows)
-        best = max(self._drafting(known, may_branch), key=known.hoped)
-        if not self._is_full and not known.pays(best):
-            known.pause = known.pause or known.pause_before(best)
+        estimates = self._estimates_of(num_rows)
+        best = max(self._drafting(estimates, may_branch), key=estimates.optimistic_value)
+        if not self._is_full and not estimates.pays(best):
+            estimates.pause = estimates.pause or estimates.pause_before(best)
             favourite = STEP
         else:
             favourite = best
-            known.pause = None
-            if not self._is_full and known.wants_step(best):
+            estimates.pause = None
+            if not self._is_full and estimates.wants_step(best):
                 return Plan(STEP, 0, is_comparison=True)
-        if offer is not None and offer.expected > known.value(favourite) * known.costs.of(LOOKUP, offer.length):
+        if offer is not None and offer.expected > estimates.value(favourite) * estimates.costs.of(LOOKUP, offer.length):
             return Plan(LOOKUP, offer.length, offer)
         return Plan(
             favourite,
             min(favourite.length, room),
-            pause=known.pause,
-            least_chance=0.0 if self._is_full else NOMINAL_PROPOSAL,  # a node that costs more than it emits
+            pause=estimates.pause,
+            least_chance=0.0 if self._is_full else NOMINAL_PROPOSAL,  # omit tree nodes that cost more than they emit
         )
 
     def observe(self, outcome: Outcome, seconds: float) -> None:
         """Learn from a round and its wall time."""
         arm = outcome.plan.arm
-        known = self._estimates_of(len(outcome.rows))
+        estimates = self._estimates_of(len(outcome.rows))
         num_proposals = arm.width
         if arm.is_lookup:
             num_proposals = outcome.num_proposed
-        known.rounds_since_step += 1
+        estimates.rounds_since_step += 1
         if arm is STEP:
-            known.rounds_since_step = 0
-        is_trusted = known.value(arm) > 1
+            estimates.rounds_since_step = 0
+        is_trusted = estimates.value(arm) > 1
         self._acceptance.forget()
         self._branching.forget()
         if arm.is_drafted:
@@ -195,50 +201,52 @@ class Policy:
                 self._acceptance_of(arm).observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
         if not self._is_full and is_typical:
-            known.costs.observe(arm, num_proposals, seconds)
-        cost = known.costs.of(arm, num_proposals)
-        known.budget += BUDGET_SHARE * cost
+            estimates.costs.observe(arm, num_proposals, seconds)
+        cost = estimates.costs.of(arm, num_proposals)
+        estimates.budget += BUDGET_SHARE * cost
         if arm.is_drafted:
             self._is_first = False
-            known.count(outcome)
-            known.num_drafted += 1
-            budget = known.budget + outcome.tokens * known.slowest - cost
+            estimates.count(outcome)
+            estimates.num_drafted += 1
+            budget = estimates.budget + outcome.tokens * estimates.slowest - cost
             # A round that was expected to pay takes nothing from the budget, which is for trials.
             if is_trusted:
-                budget = max(budget, min(known.budget, 0.0))
-            known.budget = min(budget, known.most_budget)
+                budget = max(budget, min(estimates.budget, 0.0))
+            estimates.budget = min(budget, estimates.most_budget)
 
-    def _drafting(self, known: _Estimates, may_branch: Callable[[], bool]) -> list[Arm]:
-        """Arms that draft."""
-        if not self._trees or (self._is_optional and known.num_drafted < CHAINS_FIRST) or not may_branch():
+    def _drafting(self, estimates: _Estimates, may_branch: Callable[[], bool]) -> list[Arm]:
+        """The drafting arms that the next round can choose from."""
+        if not self._trees or (self._is_optional and estimates.num_drafted < CHAINS_FIRST) or not may_branch():
             return self._chains
         if self._is_optional:
             return self._chains + self._trees
         return self._trees
 
     def _acceptance_of(self, arm: Arm) -> Acceptance:
-        """What is known of the proposals of an arm."""
+        """The acceptance estimates of an arm; chains and trees have separate ones."""
         if arm.tree_size is None:
             return self._acceptance
         return self._branching
 
     def _estimates_of(self, num_rows: int) -> _Estimates:
-        if num_rows not in self._known:
+        if num_rows not in self._by_batch_size:
             like = None
-            if self._known:
-                like = next(reversed(self._known.values())).costs
-            self._known[num_rows] = _Estimates(self._acceptance_of, Costs([*self._chains, *self._trees, LOOKUP], like))
-        return self._known[num_rows]
+            if self._by_batch_size:
+                like = next(reversed(self._by_batch_size.values())).costs
+            self._by_batch_size[num_rows] = _Estimates(
+                self._acceptance_of, Costs([*self._chains, *self._trees, LOOKUP], like)
+            )
+        return self._by_batch_size[num_rows]
 
 
 _learnt = threading.local()
 
 
 def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: GenerationConfig) -> int:
-    """Most drafted proposals of a round: what the drafter makes, or fewer where `num_assistant_tokens` was set to that.
+    """The largest number of drafted proposals in a round: what the drafter makes, or `num_assistant_tokens` if smaller.
 
-    `generate` fills in a default of 20 where it was not. An argument of 20 looks the same, so 20 counts in the target's
-    own generation configuration only.
+    If `num_assistant_tokens` is not set, `generate` fills in a default of 20. An argument of 20 looks the same, so a
+    value of 20 is ignored unless the target's own generation configuration sets `num_assistant_tokens`.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
@@ -255,18 +263,18 @@ def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: Generat
 def policy_for(
     drafter: DominoDraftModel, target: nn.Module, most: int, do_sample: bool, is_static: bool = False
 ) -> Policy:
-    """The policy of a call of `generate`, with what this thread learnt in earlier calls of the same settings.
+    """The policy for a call of `generate`, with what this thread has learnt in earlier calls with the same settings.
 
     Args:
-        drafter ([`DominoDraftModel`]): Its `draft_length` says whether whole blocks are all that is drafted.
+        drafter ([`DominoDraftModel`]): The drafter. With `draft_length="full"`, its policy only drafts full blocks.
         target (`nn.Module`): The target.
-        most (`int`): Most proposals of a path.
+        most (`int`): Maximum number of proposals on a path.
         do_sample (`bool`): Whether the target samples.
-        is_static (`bool`, *optional*, defaults to `False`): Whether rounds are of fixed shape, where every length
-            and tree would be captured and compiled on its own.
+        is_static (`bool`, *optional*, defaults to `False`): Whether rounds have a fixed shape. Adaptive trees are then
+            turned off, because every length and tree would be captured and compiled separately.
     """
     config = drafter.config
-    config.check()  # a field may have been set since
+    config.check()  # fields can have been changed since the configuration was created
     is_full = config.draft_length == "full"
     size = config.draft_tree_size
     if is_static or is_full:
@@ -276,7 +284,7 @@ def policy_for(
     if not hasattr(_learnt, "by_drafter"):
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     policies = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
-    # Rounds of fixed shape have other costs.
+    # Rounds of fixed shape have different costs, so they have a policy of their own.
     policy = policies.setdefault((most, do_sample, size, is_static), Policy(most, size))
     policy.begin_call()
     return policy

@@ -1,12 +1,12 @@
-"""Transformers' processors: which of them there are, and how each is applied to many positions.
+"""Transformers' logits processors, and how each of them is applied to many positions at once.
 
-A processor sees one position at a time and writes a whole vocabulary for it. Those that look at the scores only go
-through as they are. Most others have an `Effect`: it names tokens of many positions, each with its own prefix, and what
-becomes of their scores, by the arithmetic of the original. It is written once and works on the scores of the whole
-vocabulary, where it equals the original bit for bit, and on those of a few candidates. All others are asked position
-after position.
+A processor of Transformers handles one position of each sequence at a time, and writes scores for the whole vocabulary.
+Processors that only look at the scores are applied as they are. Most of the others have an `Effect`. An effect says
+which tokens change at many positions, each with its own prefix, and computes their new scores with the arithmetic of
+the original. The same effect works on the scores of the whole vocabulary, where it equals the original bit for bit, and
+on the scores of a few candidates. All remaining processors are called position by position.
 
-Shapes: R positions, C tokens named for each, S sequences, T tokens so far, V vocabulary, W windows, n of an n-gram.
+Shapes: R positions, C tokens that change at each, T tokens so far, V vocabulary, W windows, n tokens of an n-gram.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from transformers.generation import logits_process as hf
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.scores import Scores
 
-Holder = Callable[[str, torch.Tensor], torch.Tensor]  # copies a named tensor to where graphs find it
-HELD_ROWS = 64  # of a batch: smaller ones share what is held
-GREEN_LISTS = 64  # kept of a watermark: those of a round and its drafts
-# Look at the scores only: all positions of a block go through at once as they are.
+Holder = Callable[[str, torch.Tensor], torch.Tensor]  # copies a named tensor to a place where captured graphs find it
+HELD_ROWS = 64  # values of sequences are padded to this length, so that batches of up to 64 share one captured shape
+GREEN_LISTS = 64  # how many green lists of a watermark are cached, enough for a round and its drafts
+# These only look at the scores, so they are applied as they are to all positions of a block at once.
 PREFIX_FREE = (
     hf.TemperatureLogitsWarper,
     hf.TopKLogitsWarper,
@@ -40,18 +40,18 @@ PREFIX_FREE = (
     hf.LogitNormalization,
     hf.InfNanRemoveLogitsProcessor,
 )
-CHECKS_DISTRIBUTION = (hf.EtaLogitsWarper, hf.TopHLogitsWarper)  # raise where all tokens are forbidden
+CHECKS_DISTRIBUTION = (hf.EtaLogitsWarper, hf.TopHLogitsWarper)  # these raise an error if all tokens are forbidden
 
 
 class Effect:
-    """The effect of one processor on the scores of positions whose prefixes are known.
+    """The effect of one processor on the scores of many positions.
 
     Args:
         processor (`LogitsProcessor`): The original.
-        act (`Callable`): Changes the scores as the processor would, by what each position sees.
-        key (`Hashable`, *optional*): Numbers that a stage it is part of goes by; None where it is part of none: it
-            reads back.
-        may_lift (`bool`, *optional*, defaults to `False`): Whether it may make an unlikely token a likely one.
+        act (`Callable`): Changes the scores as the processor would, given the prefix that each position sees.
+        key (`Hashable`, *optional*): The parameters that a captured function with this effect depends on. None if the
+            effect cannot be captured, because it copies results to the host.
+        may_lift (`bool`, *optional*, defaults to `False`): Whether it can make an unlikely token likely.
     """
 
     def __init__(
@@ -70,83 +70,83 @@ class Effect:
             self.key = (type(processor), key)
 
     def hold(self, hold: Holder) -> None:
-        """Keep its tensors where graphs find them: `hold` gives what takes the place of a tensor, by a name for it."""
+        """Replace each of its tensors by what `hold` returns for a name and the tensor: a copy that graphs can find."""
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
-        """Change the scores of R positions as the processor would, by what each of them sees."""
+        """Change the scores of R positions as the processor would, given the prefix that each of them sees."""
         assert self._act is not None
         self._act(self.processor, scores, prefixes)
 
 
 class Banned(Effect):
-    """Tokens that are forbidden at some lengths of the text. What it forbids stays forbidden, so it may go first.
+    """Forbids tokens while the text has certain lengths. A forbidden token stays forbidden, so this can come first.
 
     Args:
         processor (`LogitsProcessor`): The original.
         ids (`torch.Tensor` or `int`): The tokens.
-        lengths (`range`): Behind texts of that many tokens it does something.
-        is_forced (`bool`, *optional*, defaults to `False`): Whether all others are forbidden in place of these.
+        lengths (`range`): The lengths of a text, in tokens, after which the next token is restricted.
+        is_forced (`bool`, *optional*, defaults to `False`): Whether to forbid all other tokens instead of these.
     """
 
     def __init__(self, processor: Any, ids: torch.Tensor | int, lengths: range, is_forced: bool = False):
-        super().__init__(processor, key=())  # tokens and lengths are held
+        super().__init__(processor, key=())  # the key is empty, because tokens and lengths are held as tensors
         self._ids = torch.as_tensor(ids).flatten()
         self._lengths = lengths
         self._is_forced = is_forced
-        self._bounds: torch.Tensor | None = None  # of the lengths, [2], where graphs find it
+        self._bounds: torch.Tensor | None = None  # first length and end, [2], where captured graphs find them
 
     def hold(self, hold: Holder) -> None:
-        """Put tokens and lengths where graphs find them."""
+        """Copy tokens and lengths to a place where captured graphs find them."""
         self._ids = hold("ids", self._ids)
         self._bounds = hold("lengths", torch.tensor((self._lengths.start, self._lengths.stop)))
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
-        """Forbid the tokens, or all but these, behind the texts that have one of the lengths."""
+        """Forbid the tokens, or all others, at the positions whose text has one of the lengths."""
         if (where := self.where(prefixes)) is not None:
             self.act(scores, where)
 
     def where(self, prefixes: Prefixes) -> torch.Tensor | None:
-        """At which positions it does something, `[R, 1]` bool; None where the host knows of none."""
+        """The positions that it affects, `[R, 1]` bool; None if the host can tell that there are none."""
         return prefixes.within(self._lengths, self._bounds)
 
     def act(self, scores: Scores, where: torch.Tensor) -> None:
-        """Forbid the tokens at some positions `[R, 1]`, or all but these."""
+        """Forbid the tokens, or all others, at the positions where `where` `[R, 1]` is true."""
         if self._is_forced:
             scores.forbid_all(where)
         scores.change(self._ids.to(where.device), where, torch.zeros_like if self._is_forced else _ban)
 
 
 class BiasedSequences(Effect):
-    """[`SequenceBiasLogitsProcessor`], bad words too: what is added to tokens that would end certain sequences."""
+    """The effect of [`SequenceBiasLogitsProcessor`] and of bad words: a bias for tokens that complete a sequence."""
 
     def __init__(self, processor: Any):
-        # It may always lift: what is forbidden always need not be a candidate.
+        # Even a negative bias counts as lifting, so that tokens which are always forbidden do not become candidates.
         super().__init__(processor, may_lift=True)
         longer = [(tokens, bias) for tokens, bias in processor.sequence_bias.items() if len(tokens) > 1]
         lengths = [len(tokens) for tokens, _ in longer]
-        if "multi_token_biases" in vars(processor):  # newer releases add up length by length
+        if "multi_token_biases" in vars(processor):  # newer releases of Transformers add biases up length by length
             longer.sort(key=lambda entry: lengths.index(len(entry[0])))
         self._groups = [list(group) for _, group in groupby(longer, key=lambda entry: len(entry[0]))]
         self._ids = torch.tensor(sorted({tokens[-1] for tokens in processor.sequence_bias}))
         self._places = {token: place for place, token in enumerate(self._ids.tolist())}
-        self._tensors: list[tuple[torch.Tensor, ...]] | None = None  # of each group, where the scores are
-        self._alone = torch.empty(0)  # [C], what is added always
+        self._tensors: list[tuple[torch.Tensor, ...]] | None = None  # tensors of each group, on the scores' device
+        self._alone = torch.empty(0)  # [C], biases of single tokens, which always apply
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
-        """Add the bias of each sequence that the next token may end."""
+        """Add the bias of each sequence that the next token would complete."""
         if self._tensors is None:
             self._prepare(scores, prefixes.ids)
         bias = self._alone.repeat(len(prefixes.rows), 1)  # [R, C]
         for heads, places, biases in self._tensors or ():
             is_long = prefixes.ends >= heads.shape[1]
-            matches = (prefixes.endings(heads.shape[1])[:, None] == heads).all(dim=-1) & is_long
+            matches = (prefixes.last_tokens(heads.shape[1])[:, None] == heads).all(dim=-1) & is_long
             met = matches.any(dim=0).nonzero()[:, 0]
             if len(met):
                 bias.index_add_(1, places[met], torch.where(matches[:, met], biases[met], 0.0))
         scores.change(self._ids, None, torch.add, bias)
 
     def _prepare(self, scores: Scores, ids: torch.Tensor) -> None:
-        """Check tokens, and put all on the device."""
+        """Let the original validate its tokens, and copy all tensors to the device."""
         self.processor(ids[:1, :1], scores.tensor.new_zeros(1, scores.vocab_size))
         self._ids = self._ids.to(ids.device)
         self._alone = self.processor.length_1_bias[self._ids]
@@ -161,26 +161,27 @@ class BiasedSequences(Effect):
 
 
 class SeenPenalty(Effect):
-    """[`RepetitionPenaltyLogitsProcessor`]: what stands in the text is penalised, less what it ignores at the start."""
+    """The effect of [`RepetitionPenaltyLogitsProcessor`]: it penalises tokens of the text, except an ignored start."""
 
     def __init__(self, processor: Any):
         ignored = processor.prompt_ignore_length
         self._ignored = ignored.tolist() if isinstance(ignored, torch.Tensor) else ignored or 0
         if isinstance(self._ignored, list) and len(set(self._ignored)) == 1:
             self._ignored = self._ignored[0]
-        self._held: torch.Tensor | None = None  # of the rows of a batch, where graphs find it
-        # By its numbers: divided by a tensor, scores would be rounded otherwise. Those of rows are held.
+        self._held: torch.Tensor | None = None  # ignored tokens of each sequence, where captured graphs find them
+        # The penalty itself is part of the key, because division by a tensor would round the scores differently. If
+        # sequences ignore different numbers of tokens, these numbers are held as a tensor.
         key = processor.penalty, "by row" if isinstance(self._ignored, list) else self._ignored
         super().__init__(processor, key=key, may_lift=processor.penalty < 1)
 
     def hold(self, hold: Holder) -> None:
-        """Put what is ignored of each row where graphs find it; batches of most sizes share a shape."""
+        """Copy each sequence's number of ignored tokens to a place where captured graphs find it."""
         if isinstance(self._ignored, list):
             missing = max(HELD_ROWS - len(self._ignored), 0)
             self._held = hold("ignored", torch.tensor(self._ignored + [0] * missing))
 
     def apply(self, scores: Scores, prefixes: Prefixes) -> None:
-        """Penalise what stands in the text of each position."""
+        """Penalise the tokens of the text that each position sees."""
         starts = self._ignored
         if isinstance(starts, list):
             starts = prefixes.of_rows(starts, self._held)
@@ -189,32 +190,33 @@ class SeenPenalty(Effect):
 
 
 def _penalise_prompt(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
-    """Penalise what stands in the prompt, by less than nothing as a rule."""
+    """Penalise the tokens of the prompt. The penalty is usually below 1, which makes them more likely."""
     rows = prefixes.per_row(prefixes.rows)[:, 0]
     prompts = processor.encoder_input_ids.to(rows.device)[rows]
     scores.change(prompts, None, partial(_penalise, penalty=processor.penalty))
 
 
 def _ban_repeated(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
-    """Forbid the last token of each window of the text that begins as the text ends."""
+    """Forbid every token that would repeat an n-gram of the text."""
+    # Those are the last tokens of the text's n-grams whose first n - 1 tokens equal the last n - 1 tokens of the text.
     size = processor.ngram_size
     ids = prefixes.ids
     if ids.shape[1] < size:
         return
     windows = ids.unfold(1, size, 1)  # [R, W, n]
     ends = torch.arange(size, ids.shape[1] + 1, device=ids.device)
-    begins_alike = (windows[..., :-1] == prefixes.endings(size - 1)[:, None]).all(dim=-1)
+    begins_alike = (windows[..., :-1] == prefixes.last_tokens(size - 1)[:, None]).all(dim=-1)
     scores.change(windows[..., -1], begins_alike & (ends <= prefixes.ends), _ban)
 
 
 def _ban_prompts(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
-    """Forbid what followed the end of the text in the prompt."""
+    """Forbid every token that would repeat an n-gram of the prompt."""
     ngrams = processor.generated_ngrams
     count = processor.ngram_size - 1
-    endings = prefixes.endings(count).tolist()
+    last_tokens = prefixes.last_tokens(count).tolist()
     banned = [
         ngrams[row].get(tuple(ending), []) if length >= count else []
-        for row, ending, length in zip(prefixes.rows, endings, prefixes.lengths, strict=True)
+        for row, ending, length in zip(prefixes.rows, last_tokens, prefixes.lengths, strict=True)
     ]
     if longest := max(map(len, banned)):
         ids = torch.tensor([tokens + [-1] * (longest - len(tokens)) for tokens in banned])
@@ -222,9 +224,9 @@ def _ban_prompts(processor: Any, scores: Scores, prefixes: Prefixes) -> None:
 
 
 def _green_tokens(processor: Any) -> Effect | None:
-    """The watermark that goes by the last token: a part of the vocabulary, drawn with it as seed, is likelier."""
+    """The effect of a watermark: it raises the scores of a part of the vocabulary that the last token determines."""
     if processor.seeding_scheme != "lefthash":
-        return None  # by the candidate itself it sorts the vocabulary and draws forty lists for each position
+        return None  # the other scheme depends on the candidates: it sorts them and draws forty lists at each position
 
     @lru_cache(GREEN_LISTS)
     def behind(token: int, vocab_size: int) -> torch.Tensor:
@@ -269,12 +271,12 @@ EFFECTS: dict[type, Callable[[Any], Effect | None]] = {
     hf.NoBadWordsLogitsProcessor: BiasedSequences,
     hf.WatermarkLogitsProcessor: _green_tokens,
 }
-# Functions of prefix and scores alone: safe to run on drafted prefixes that may be rejected.
+# These are functions of the prefix and the scores alone, so they can run on drafted prefixes that may be rejected.
 STATELESS = (*PREFIX_FREE, *EFFECTS, hf.ExponentialDecayLengthPenalty, hf.PrefixConstrainedLogitsProcessor)
 
 
 def effect_of(processor: LogitsProcessor) -> Effect | None:
-    """The effect of a processor, if it is known."""
+    """The effect of a processor; None if it has none."""
     known = EFFECTS.get(type(processor))
     return None if known is None else known(processor)
 
@@ -282,13 +284,14 @@ def effect_of(processor: LogitsProcessor) -> Effect | None:
 def one_by_one(
     processor: LogitsProcessor, scores: torch.Tensor, prefixes: Prefixes, is_open: list[bool] | None = None
 ) -> torch.Tensor:
-    """Ask a processor itself, once for each length of text.
+    """Call a processor itself, once for each length of text.
 
     Args:
-        processor (`LogitsProcessor`): Of any kind.
-        scores (`torch.Tensor`): `[R, V]`, not written to.
-        prefixes ([`Prefixes`]): What each of the R positions sees.
-        is_open (`list[bool]`, *optional*): Which of them it is asked about; the others' scores stay as they are.
+        processor (`LogitsProcessor`): Any logits processor.
+        scores (`torch.Tensor`): Scores `[R, V]`, which are not modified.
+        prefixes ([`Prefixes`]): The text that each of the R positions sees.
+        is_open (`list[bool]`, *optional*): The positions to call it for; the scores of the others stay as they are.
+            Defaults to all positions.
     """
     result = scores.clone()
     lengths = prefixes.lengths
@@ -301,10 +304,10 @@ def one_by_one(
 
 
 def _for_rows(processor: LogitsProcessor, rows: list[int]) -> LogitsProcessor:
-    """A processor that treats the rows it is given as these rows of the batch; most treat all rows alike."""
+    """A processor that knows its inputs as these sequences of the batch; most treat all sequences alike."""
     if not isinstance(processor, hf.PrefixConstrainedLogitsProcessor):
         return processor
-    # Newer releases: of its sequences.
+    # In newer releases, `_num_beams` is the number of sequences per prompt.
     allowed = processor._prefix_allowed_tokens_fn
     per_prompt = processor._num_beams
     return hf.PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(rows[index] // per_prompt, ids), num_beams=1)

@@ -1,12 +1,12 @@
-"""Prompt lookup beside a drafter: a round may propose tokens of the text so far instead of drafting.
+"""Prompt lookup in addition to a drafter: a round can propose tokens from the text so far instead of drafting.
 
-If the last tokens have occurred before, what followed them there often follows again: names, numbers, whole lines that
-an answer takes from its prompt. Looking them up takes no time, and a long match promises more than a drafter can. The
-output does not change.
+If the last tokens have occurred earlier in the text, the tokens that followed them there often follow again. Examples
+are names, numbers and whole lines that an answer takes from its prompt. Looking them up takes almost no time, and a
+long match predicts more tokens than a drafter can. The output does not change.
 
-Transformers' own prompt lookup, without a drafter, takes the first match of at most two tokens.
+Transformers' own prompt lookup, which works without a drafter, takes the first match of at most two tokens.
 
-Shapes: B rows still generated, P proposals.
+Shapes: B unfinished sequences, P proposals.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from hf_domino.decoding.estimates import Acceptance
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Offer, Outcome, fitting_length
 
-# The class of a proposed token is the length of the match before it, from each of these on. The first guess of its
-# acceptance was measured on 132 held-out answers of SmolLM2-135M-Instruct. A sequence of a batch without a match
-# proposes its own beginning, which promises nothing.
+# Proposed tokens are grouped into classes by the length of the match before them. Each key is the smallest length of a
+# class, and each value is the first guess of its acceptance rate, measured on 132 held-out answers of
+# SmolLM2-135M-Instruct. A sequence of a batch without a match proposes its own beginning, which has class 0.
 GUESSES = {0: 0.0, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 7: 0.8, 9: 0.85, 13: 0.9, 32: 0.95}
 LENGTHS = tuple(GUESSES)
-LONGEST_MATCH = LENGTHS[-1]  # longer ones are not told apart
-MOST_PLACES = 64  # the latest ones where the last two tokens stood, whose matches are compared
+LONGEST_MATCH = LENGTHS[-1]  # longer matches count as this long
+MOST_PLACES = 64  # how many of the latest occurrences of the last two tokens are compared
 
 
 class Text:
-    """The tokens of one row, and where each two of them stood.
+    """The tokens of one sequence, with an index of where each pair of tokens occurred.
 
     Example:
     ```python
@@ -52,7 +52,8 @@ class Text:
 
     def __init__(self) -> None:
         self._tokens: list[int] = []
-        self._places: defaultdict[tuple[int, int], list[int]] = defaultdict(list)  # of what stands behind the two
+        # The index of the token after each occurrence of a pair.
+        self._places: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -65,7 +66,11 @@ class Text:
             self._tokens.append(token)
 
     def longest_match(self) -> tuple[int, int]:
-        """How many of the last tokens have stood before, at least two or 0, and the place behind them; the latest."""
+        """Find the longest earlier occurrence of the last tokens, and the latest one of equally long ones.
+
+        Returns:
+            `tuple`: Its length, which is at least 2, or 0 without a match; and the index of the token after it.
+        """
         best = (0, 0)
         if len(self) < 2:
             return best
@@ -77,7 +82,7 @@ class Text:
         return best
 
     def _match_at(self, place: int) -> int:
-        """How many tokens before a place are the last ones."""
+        """How many tokens before this index equal the last tokens of the text."""
         length = 2
         most = min(place, LONGEST_MATCH)
         while length < most and self._tokens[place - length - 1] == self._tokens[-length - 1]:
@@ -85,7 +90,7 @@ class Text:
         return length
 
     def behind(self, place: int, count: int) -> list[int]:
-        """`count` tokens from a place on; behind the end of the text, the tokens found so far are repeated."""
+        """The next `count` tokens from this index on, repeated from there if the text ends before."""
         found = self._tokens[place : place + count]
         period = len(self._tokens) - place
         while len(found) < count:
@@ -94,16 +99,17 @@ class Text:
 
 
 class PromptLookup:
-    """Proposals from the text of each sequence, for the rounds of one call.
+    """Proposes tokens from the text of each sequence, in the rounds of one call.
 
     Args:
-        most (`int`): Most tokens to propose in a round; 0 for no prompt lookup.
-        vocab_size (`int`): Ids from here on have no logits, nor have those below 0, such as a placeholder of an image.
-        is_static (`bool`, *optional*, defaults to `False`): Whether to propose one of a few lengths, because each
-            is a shape of its own; `most` is one of them.
+        most (`int`): Maximum number of tokens to propose in a round; 0 to turn prompt lookup off.
+        vocab_size (`int`): The number of ids that have logits. Ids from here on have none, and neither have negative
+            ids, such as the placeholder of an image.
+        is_static (`bool`, *optional*, defaults to `False`): Whether to propose only a few different lengths, because
+            each length is a shape of its own. `most` must be one of them.
     """
 
-    # Gives the tokens of a row from a place on; who drives the rounds sets it.
+    # Returns the tokens of a sequence (by its index) from an index on. The loop that runs the rounds sets it.
     read: Callable[[int, int], Sequence[int]]
 
     def __init__(self, most: int, vocab_size: int, is_static: bool = False):
@@ -115,11 +121,12 @@ class PromptLookup:
 
     @classmethod
     def of_call(cls, config: GenerationConfig, drafter_config: DominoConfig) -> PromptLookup:
-        """The lookup that a call's `prompt_lookup_num_tokens` asks for.
+        """Create the prompt lookup that the `prompt_lookup_num_tokens` of a call asks for.
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
-            drafter_config ([`DominoConfig`]): Rounds of fixed shape propose no more tokens than a draft has.
+            drafter_config ([`DominoConfig`]): The drafter's configuration. In rounds of fixed shape, its
+                `num_draft_tokens` limits the number of proposals.
         """
         most = config.prompt_lookup_num_tokens or 0
         is_static = config.cache_implementation == "static"
@@ -130,18 +137,18 @@ class PromptLookup:
         return cls(most, drafter_config.vocab_size, is_static)
 
     def offer(self, prefixes: Prefixes, room: int, price: float) -> Offer | None:
-        """What these sequences can propose, as far as it is worth its time; None for nothing.
+        """Offer as many proposals as are worth their time; None if there are none.
 
         Args:
-            prefixes ([`Prefixes`]): The B rows.
-            room (`int`): Most tokens.
-            price (`float`): Tokens that one more proposal must be expected to add, per sequence.
+            prefixes ([`Prefixes`]): The tokens so far of the B sequences.
+            room (`int`): How many tokens there is room for.
+            price (`float`): How many tokens one more proposal must be expected to add, per sequence.
         """
         if not (most := min(self.most, room)):
             return None
         texts = [self._text(row) for row in prefixes.rows]
         matches = [text.longest_match() for text in texts]
-        # Where all before a token are accepted, its match is longer by those.
+        # If all proposals before a token are accepted, its match is longer by as many tokens.
         classes = [
             [bisect.bisect(LENGTHS, match + position) - 1 if match else 0 for position in range(most)]
             for match, _ in matches
@@ -159,18 +166,19 @@ class PromptLookup:
 
     def proposals(self, offer: Offer, prefixes: Prefixes) -> torch.Tensor:
         """The proposed tokens `[B, P]`."""
-        # What has no logits is never the target's token, nor is the first or last one it is replaced by likely to be.
+        # An id without logits is never the target's token. It is replaced by the first or the last id, which is also
+        # unlikely to be accepted.
         return torch.tensor(offer.tokens).clamp(0, self._last_id).to(prefixes.ids.device, non_blocking=True)
 
     def observe(self, outcome: Outcome) -> None:
-        """Learn from a round."""
+        """Learn how many of its proposals were accepted from a round that used prompt lookup."""
         if (offer := outcome.plan.offer) is not None:
             self._acceptance.forget()
             for classes, count in zip(offer.classes, outcome.num_emitted, strict=True):
                 self._acceptance.observe(classes, count - 1)
 
     def _text(self, row: int) -> Text:
-        """The text of a row so far."""
+        """The text of a sequence so far."""
         text = self._texts[row]
         text.extend(self.read(row, len(text)))
         return text

@@ -1,6 +1,6 @@
-"""One generation's drafting by token recycling: a table of successors, which the target fills on the way.
+"""Drafting by token recycling: drafts come from a table of likely successors, which the target's logits fill.
 
-Shapes: B batch, L branches, M successors, N proposals, C depths, V vocabulary.
+Shapes: B sequences, L branches, M successors, N proposals, P depths, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from hf_domino.decoding.tree import Tree
 
 
 class RecyclingSession(DraftSession):
-    """Drafts the successors of successors, and learns from all that is verified; it keeps nothing of a text."""
+    """A draft session that drafts successors of successors, and learns from all verified tokens. It has no context."""
 
     def observe(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing: it reads no hidden states, and prefixes tell rows apart."""
+        """Do nothing, because this method reads no hidden states and keeps nothing for a sequence."""
 
     observe_block = select = context = _take = observe
 
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """One for each token of a path, `[B, P]`; nothing is read of them but how many there are."""
+    def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        """A placeholder `[B, P]` for draft hidden states; only its shape is used, which says how deep to draft."""
         return anchors.expand(-1, self.drafter.config.num_draft_tokens)
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
-        """Take what the target made of all positions, rejected ones too."""
+        """Learn successors from the target's logits at all verified positions, including rejected ones."""
         with self.executor.timer.phase("draft"):
             tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)
             self.drafter.learn(tokens.flatten(), logits.flatten(0, 1))
@@ -39,10 +39,10 @@ class RecyclingSession(DraftSession):
 
 
 class SuccessorBranches(DraftBranches):
-    """Branches whose candidates are the likeliest successors of their last tokens, as the target gave them last."""
+    """Branches whose candidates are the successors that the target last found most likely after their last tokens."""
 
     def candidates(self, depth: int) -> Candidates:
-        """Give what may come next. Of logits processors, these scores follow the temperature alone."""
+        """Return the candidates for the next token. Of all logits processors, only temperatures affect their scores."""
         if depth:
             last = self.texts[..., -1]
         else:

@@ -1,4 +1,4 @@
-"""The records of one round: how it proposes (arm and plan), and its result (outcome)."""
+"""The records of one round: how it proposes tokens (arm and plan), and its result (outcome)."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arm:
-    """A way to make a round."""
+    """One way to run a round, which the policy can choose."""
 
-    length: int  # most proposals of a path; 0 for a plain decode step
-    tree_size: int | None = None  # most nodes, where proposals form a tree
+    length: int  # maximum number of proposals on a path; 0 for a plain decode step
+    tree_size: int | None = None  # maximum number of nodes, if proposals form a tree
     is_lookup: bool = False  # whether prompt lookup makes the proposals
 
     @property
@@ -27,7 +27,7 @@ class Arm:
 
     @property
     def width(self) -> int:
-        """Most proposals that are verified."""
+        """The maximum number of proposals that are verified."""
         return self.tree_size or self.length
 
 
@@ -36,12 +36,12 @@ STEP = Arm(0)
 
 @dataclass(frozen=True)
 class Offer:
-    """What prompt lookup has found.
+    """The proposals of prompt lookup for one round.
 
     Args:
-        tokens (`list[list[int]]`): Of each row, equally many.
-        classes (`list[list[int]]`): The class of each of them, see `prompt_lookup.GUESSES`.
-        expected (`float`): Tokens that a round with these proposals is expected to emit, per sequence.
+        tokens (`list[list[int]]`): The proposed tokens of each sequence, equally many for all.
+        classes (`list[list[int]]`): The class of each proposed token; see `prompt_lookup.GUESSES`.
+        expected (`float`): How many tokens a round with these proposals is expected to emit, per sequence.
     """
 
     tokens: list[list[int]]
@@ -50,36 +50,36 @@ class Offer:
 
     @property
     def length(self) -> int:
-        """Tokens of a row."""
+        """The number of proposed tokens per sequence."""
         return len(self.tokens[0])
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What the next round is to propose."""
+    """How the next round proposes tokens."""
 
     arm: Arm
-    length: int  # most proposals of a path
-    offer: Offer | None = None  # what prompt lookup proposes
-    pause: Pause | None = None  # the pause of drafting that a plain decode step is part of
-    is_comparison: bool = False  # whether it is a plain decode step to measure its time
-    least_chance: float = 0.0  # nodes of a tree that are less likely are left out
+    length: int  # maximum number of proposals on a path
+    offer: Offer | None = None  # the proposals of prompt lookup, if the round uses it
+    pause: Pause | None = None  # the pause of drafting that this round belongs to
+    is_comparison: bool = False  # whether this is a plain decode step that only measures its own time
+    least_chance: float = 0.0  # leave out nodes of a tree that are less likely to be accepted than this
 
 
 @dataclass(frozen=True)
 class Outcome:
     """The result of a round."""
 
-    plan: Plan  # what it was to propose
-    rows: Sequence[int]  # of the batch, those that were still generated
-    num_proposed: int  # tokens it proposed in each, all nodes of a tree
-    num_emitted: list[int]  # tokens emitted in each, with the bonus token and with those behind a stop
-    num_kept: Sequence[int] = ()  # how many of those the texts took, up to their ends
-    path: torch.Tensor | None = None  # the position that each token was chosen at, [R, C]; None for a chain
+    plan: Plan  # the plan that the round followed
+    rows: Sequence[int]  # indices of the R unfinished sequences in the batch
+    num_proposed: int  # tokens proposed for each sequence, counting all nodes of a tree
+    num_emitted: list[int]  # tokens emitted for each sequence, with the bonus token and with tokens after a stop
+    num_kept: Sequence[int] = ()  # how many of these each sequence kept, up to its end
+    path: torch.Tensor | None = None  # the position that each emitted token was chosen at, [R, C]; None for a chain
 
     @property
     def tokens(self) -> float:
-        """Emitted tokens, the mean over its sequences."""
+        """The number of emitted tokens, averaged over the sequences."""
         return sum(self.num_emitted) / len(self.num_emitted)
 
     def add_to(self, stats: DecodingStats) -> None:
@@ -94,11 +94,11 @@ class Outcome:
 
 
 def fitting_length(length: int, most: int) -> int:
-    """Round up to a power of two, or to `most`: few lengths, as each is a shape of its own.
+    """Round a length up to a power of two, or to `most`, so that there are only a few different shapes.
 
     Args:
-        length (`int`): Proposals, at most `most`.
-        most (`int`): Proposals of a whole block.
+        length (`int`): Number of proposals, at most `most`.
+        most (`int`): Number of proposals in a full block.
 
     Example:
     ```python

@@ -1,9 +1,10 @@
-"""The target's side of a round: prefill, the verification forward, and its cache.
+"""The target's side of a round: the prefill, the verification forward, and the target's cache.
 
-`TargetRunner` is what the loop knows. `GrowingRunner` has a cache that grows, and rewinds it after each round; with
-fixed shapes, `StaticRunner` (static/runner.py) takes its place.
+`TargetRunner` is the interface that the loop uses. `GrowingRunner` has a cache that grows, and rewinds it after each
+round. With fixed shapes, `StaticRunner` (static/runner.py) takes its place.
 
-Shapes: B rows still generated, T prompt tokens, P proposals, V vocabulary.
+Shapes: B unfinished sequences, T prompt tokens, C new prompt positions or accepted positions, P proposals, W = P + 1
+positions of a block, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from hf_domino.decoding.caches import (
     Alignment,
     StateSnapshot,
     activate_past_recording,
-    attention_kind,
+    attention_class,
     crop_attention,
     empty,
     end_past_recording,
@@ -44,7 +45,8 @@ class TargetRunner(ABC):
         target ([`TargetModel`]): The target.
         model_kwargs (`dict`): The keyword arguments of its forward, as `generate` prepared them.
         executor ([`Executor`], *optional*): Calls the functions of a round.
-        forward_kwargs (`Mapping`, *optional*): What else to ask the forwards for.
+        forward_kwargs (`Mapping`, *optional*): Further keyword arguments of every forward, such as
+            `output_attentions=True`.
     """
 
     def __init__(
@@ -60,9 +62,9 @@ class TargetRunner(ABC):
         self.kwargs = model_kwargs
         wanted = dict(forward_kwargs or {})
         self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
-        self.outputs: Any = None  # of the last forward
+        self.outputs: Any = None  # the outputs of the last forward
         self._device = torch.device("cpu")
-        # A sliding-window layer forgets what it would need to step back, unless told beforehand.
+        # Without this, a sliding-window layer drops positions that it would need in order to rewind.
         activate_past_recording(self.cache)
 
     @property
@@ -73,10 +75,11 @@ class TargetRunner(ABC):
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
     ) -> tuple[torch.Tensor, Captured]:
-        """Process the prompt `[B, T]`, less what the cache already holds, which are the last C positions."""
-        # Gives logits [B, 1, V] of the next token, and captured hidden states [B, C, H]. Chunks bound the memory. The
-        # length is that of an attention mask which is not there, as it was all ones.
-        self._device = input_ids.device  # the target's own may be meta, where parts of it are offloaded
+        """Process the last C positions of the prompt `[B, T]`, which are those that the cache does not hold yet."""
+        # Returns logits [B, 1, V] of the next token and captured hidden states [B, C, H]. Processing the prompt in
+        # chunks limits memory. `mask_length` is the length of an attention mask that `generate` dropped because it was
+        # all ones.
+        self._device = input_ids.device  # the target's own can be `meta` if parts of it are offloaded
         new_length = self._uncached_length(input_ids, mask_length)
         if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
             logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
@@ -89,7 +92,7 @@ class TargetRunner(ABC):
         pieces = []
         for chunk in new_ids.split(chunk_size, dim=1):
             end = int(self.cache.get_seq_length()) + chunk.shape[1]
-            # Cut from the right: masks and positions may or may not cover what was cached before.
+            # Count from the right end, because masks and positions do not always cover what was cached before.
             behind = total - end
             kwargs = self.kwargs | {
                 name: self.kwargs[name][..., : self.kwargs[name].shape[-1] - behind]
@@ -97,12 +100,12 @@ class TargetRunner(ABC):
                 if self.kwargs.get(name) is not None
             }
             logits, captured = self._forward(chunk, kwargs, chunk.shape[1], 1, is_first_iteration=True)
-            crop_attention(self.cache, end)  # sliding-window layers shrink back to their window
+            crop_attention(self.cache, end)  # this shrinks sliding-window layers back to their window
             pieces.append(captured)
         return logits, tuple(torch.cat(layers, dim=1) for layers in zip(*pieces, strict=True))
 
     def _uncached_length(self, input_ids: torch.Tensor, mask_length: int | None) -> int | None:
-        """How many of the prompt's last positions to process; None for all it has."""
+        """How many of the prompt's last positions to process; None for all of them."""
         cached = self.cache.get_seq_length()
         mask = self.kwargs.get("attention_mask")
         if not cached:
@@ -112,7 +115,7 @@ class TargetRunner(ABC):
             length = input_ids.shape[1]
         else:
             length = embeds.shape[1]
-        # As generate's own prefill: ids shorter than the mask are the new ones only.
+        # As in generate's own prefill, ids that are shorter than the mask are only the new ones.
         if mask is not None:
             mask_length = mask.shape[1]
         only_new = mask_length is not None and mask_length != length
@@ -120,17 +123,19 @@ class TargetRunner(ABC):
 
     @property
     def sliding_windows(self) -> list[int | None]:
-        """Window of each of the target's layers with attention; None where all positions are seen."""
+        """The sliding window of each of the target's attention layers; None for a layer that sees all positions."""
         layers = [layer for layer in self.cache.layers if not isinstance(layer, PLACEHOLDERS)]
         windows = [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in layers]
         kinds = getattr(self.target.text_config, "layer_types", None) or []
-        # The last layers may keep nothing: they use the keys of the last ones of their kind that do.
+        # The last layers of some targets keep no keys. They use those of the last layer of their type that keeps some.
         window_of = dict(zip(kinds, windows, strict=False))
-        attending = [window for layer, window in zip(layers, windows, strict=True) if attention_kind(layer) is not None]
+        attending = [
+            window for layer, window in zip(layers, windows, strict=True) if attention_class(layer) is not None
+        ]
         return attending + [window_of.get(kind) for kind in kinds[len(windows) :]]
 
     def mask(self, length: int) -> torch.Tensor | None:
-        """The last columns `[B, length]` of the two-dimensional attention mask, where there is one."""
+        """The last columns `[B, length]` of the two-dimensional attention mask; None if there is no such mask."""
         mask = self.kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             return mask[:, -length:]
@@ -138,41 +143,43 @@ class TargetRunner(ABC):
 
     @property
     def prompt_length(self) -> int:
-        """Positions of the cache behind the prompts, padding included."""
+        """How many positions the cache holds after the prefill, including padding."""
         return int(self.cache.get_seq_length())
 
     def prompt_mask(self, length: int) -> torch.Tensor | None:
-        """The attention mask `[B, length]` of the prompts, where there is one."""
+        """The attention mask `[B, length]` of the prompts; None if there is none."""
         return self.mask(length)
 
     @abstractmethod
     def next_position(self) -> int:
-        """The largest position that any row is about to take."""
+        """The largest position that the next token of any sequence will have."""
 
     @abstractmethod
     def begin(self, rows: Sequence[int]) -> None:
-        """Go on with these rows, after prefill and the first new token of each."""
+        """Keep only these sequences, after the prefill and the first new token of each."""
 
     @abstractmethod
     def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
-        """Run the target over anchors `[B, 1]` and proposals: logits `[B, W, V]` and captured hidden states."""
+        """Run the target on anchors `[B, 1]` and proposals; return logits `[B, W, V]` and captured hidden states."""
 
     @abstractmethod
     def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
-        """Move what was accepted of the block to its front, where a chain has it, and give its hidden states."""
-        # The path has its places in the block, [B, C], the anchor's first; None for a chain.
+        """Move an accepted path of a tree to the front of the block, and return the hidden states along it."""
+        # `path` holds the places of its positions in the block, [B, C], beginning with the anchor's. It is None for a
+        # chain, whose accepted positions are at the front already.
 
     @abstractmethod
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
-        """Keep each row's committed tokens in the cache, and drop other positions and the rows that do not go on."""
-        # Of the tokens committed in each row, the last one has not been through the target.
+        """Keep the committed positions in the cache; drop all others, and all sequences that are not in `rows`."""
+        # The last token committed in each sequence has not been through the target yet.
 
     @abstractmethod
     def end(self, batch_size: int) -> None:
-        """Leave a cache that `generate` can go on from: of a single sequence, less what a broken-off round has left."""
+        """Make sure that `generate` can continue from a single sequence's cache, even if a round was interrupted."""
 
     def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-        # Of a text's types the last one goes on token by token, and the last few do at once.
+        # For n tokens at once, Transformers repeats the last n token types. To repeat the last one n times, advance by
+        # one token at a time.
         if kwargs.get("token_type_ids") is None:
             steps = [num_tokens]
         else:
@@ -201,7 +208,7 @@ class TargetRunner(ABC):
             inputs["logits_to_keep"] = logits_to_keep
         with self._executor.timer.phase("target_forward"):
             outputs = self.model(**(inputs | self._forward_kwargs))
-        if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 starts a new one for long prompts
+        if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 creates a new cache for long prompts
             self.kwargs[CACHE] = getattr(outputs, CACHE)
             activate_past_recording(self.cache)
         self.outputs = outputs
@@ -210,20 +217,20 @@ class TargetRunner(ABC):
 
 
 class GrowingRunner(TargetRunner):
-    """Keeps the target's cache at the committed tokens: after a round it drops what was rejected."""
+    """Runs the target on a cache that grows, and drops rejected tokens from it after each round."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._lengths: list[int] = []  # per row: cached positions, left padding not counted
+        self._lengths: list[int] = []  # cached positions of each sequence, not counting left padding
         self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
         self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
-        self._settled = 0  # positions of the cache that are certain to stay
+        self._settled = 0  # how many positions of the cache are committed
 
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
     ) -> tuple[torch.Tensor, Captured]:
-        """Process the prompts, and note how long they are."""
+        """Process the prompts, and record how long each of them is."""
         logits, captured = super().prefill(input_ids, chunk_size, mask_length)
         cached = int(self.cache.get_seq_length())
         mask = self.mask(cached)
@@ -236,14 +243,14 @@ class GrowingRunner(TargetRunner):
         return logits, captured
 
     def next_position(self) -> int:
-        """By the positions that `generate` counts, or by what is cached."""
+        """The largest next position, from the position ids of the call or else from the length of the cache."""
         positions = self.kwargs.get("position_ids")
         if positions is None:
             return self.cache.get_seq_length()
         return int(positions.max())
 
     def begin(self, rows: Sequence[int]) -> None:
-        """Realign the batch where rows are done after their first token."""
+        """Realign the batch if some sequences are done after their first token."""
         if not rows or len(rows) == len(self._lengths):
             self.kwargs = self._advanced(self.kwargs, 1)
         else:
@@ -251,7 +258,7 @@ class GrowingRunner(TargetRunner):
             self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
 
     def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
-        """Verify behind the cached positions; states that cannot be rewound are copied before."""
+        """Run the verification forward, after taking a copy of states that cannot be rewound."""
         width = proposed.num_nodes + 1
         if width > 1:
             self._checked = self._advanced(copy.copy(self.kwargs), width - 1)
@@ -284,9 +291,9 @@ class GrowingRunner(TargetRunner):
         return tuple(along(path, states) for states in captured)
 
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
-        """Rewind all rows together where they keep equally many tokens; else realign them."""
+        """Rewind all sequences together if they keep equally many tokens; otherwise realign them."""
         lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        rows = rows or ([0] if len(counts) == 1 else [])  # a single sequence leaves a cache to go on with
+        rows = rows or ([0] if len(counts) == 1 else [])  # the cache of a single sequence can serve a later call
         if len(rows) == len(counts) and min(counts) == max(counts):
             self._rewind(counts[0], num_checked)
             self.kwargs = self._advanced(self.kwargs, counts[0])
@@ -298,18 +305,18 @@ class GrowingRunner(TargetRunner):
         self._snapshot = None
 
     def end(self, batch_size: int) -> None:
-        """Drop what a round that was broken off has left; the cache of a batch is left empty."""
-        if batch_size > 1:  # rows left at different times, and are aligned to a width of their own
+        """Drop what an interrupted round has left in the cache of a single sequence; empty the cache of a batch."""
+        if batch_size > 1:  # sequences left at different times, so the cache no longer holds all of them
             empty(self.cache)
         else:
-            if self._snapshot is not None:  # a round was broken off
+            if self._snapshot is not None:  # a round was interrupted
                 self._snapshot.restore()
-            # Also when nothing is dropped: sliding-window layers shrink back to their window here.
+            # This is needed even if nothing is dropped, because it shrinks sliding-window layers back to their window.
             crop_attention(self.cache, self._settled or self.cache.get_seq_length())
         end_past_recording(self.cache)
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:
-        """Drop the last positions of all rows."""
+        """Drop the same number of last positions in all sequences."""
         if self._snapshot is not None and num_kept < num_checked:
             self._snapshot.restore()
             crop_attention(self.cache, self._settled)

@@ -1,8 +1,10 @@
 """The distribution of the next token: logits after `generate`'s processors, and how a token is taken from them.
 
-Target and drafts go through the same class, so that both are processed alike, each position with its own prefix.
+The target and the drafter use the same class, so that the logits of both are processed in the same way, each position
+with its own prefix.
 
-Shapes: B rows, N positions, R positions of all rows, V vocabulary, D tokens of a draft vocabulary; D is V without one.
+Shapes: B sequences, N positions of each, R positions of all sequences, M candidates, V vocabulary, D tokens of a draft
+vocabulary (D is V without one).
 """
 
 from __future__ import annotations
@@ -42,28 +44,29 @@ class TokenDistribution:
 
     Args:
         processors (`LogitsProcessorList`): Processors and warpers, in order.
-        stops ([`KnownStops`], *optional*): Where texts end: a caller's function is never asked what comes behind.
+        stops ([`KnownStops`], *optional*): Where texts end. A caller's function is never called for a text that has
+            ended.
     """
 
     def __init__(self, processors: LogitsProcessorList, stops: KnownStops | None = None):
         self.stops = stops or KnownStops()
-        self.vocabulary = DraftVocabulary()  # whose tokens have logits
-        # The processors in order, those that have an effect as that.
+        self.vocabulary = DraftVocabulary()  # the tokens that have logits
+        # The processors in order, each replaced by its effect if it has one.
         self.steps: list[Effect | LogitsProcessor] = [effect_of(each) or remembering(each) for each in processors]
 
     @property
     def processors(self) -> list[Any]:
-        """Processors and warpers, in order."""
+        """The processors and warpers, in order."""
         return [step.processor if isinstance(step, Effect) else step for step in self.steps]
 
     @property
     def effects(self) -> list[Effect]:
-        """Those of its processors that touch a few tokens."""
+        """The effects of those processors that have one."""
         return [step for step in self.steps if isinstance(step, Effect)]
 
     @property
     def temperature(self) -> float:
-        """The product of its temperatures; 1 without any."""
+        """The product of all temperatures; 1 if there are none."""
         product = 1.0
         for one in self.processors:
             if type(one) is TemperatureLogitsWarper:
@@ -72,30 +75,30 @@ class TokenDistribution:
 
     @property
     def constraints(self) -> list[PrefixConstrainedLogitsProcessor]:
-        """Those of its processors that ask a function of the caller's what may follow a text."""
+        """The processors that call a caller's `prefix_allowed_tokens_fn`."""
         return [one for one in self.processors if type(one) is PrefixConstrainedLogitsProcessor]
 
     @property
     def needs_prefix(self) -> bool:
-        """Whether scores of a position depend on the tokens before it."""
+        """Whether the scores of a position depend on the tokens before it."""
         return any(type(processor) not in PREFIX_FREE for processor in self.processors)
 
     @property
     def may_keep_state(self) -> bool:
-        """Whether a processor may remember its calls, so that it must see each committed position once, in order."""
+        """Whether a processor may keep state, so that it must be called once for each committed position, in order."""
         return bool(stateful_processors(self.processors))
 
     def without_state(self) -> TokenDistribution:
-        """The same distribution, less the processors that may keep state: drafts are chosen from that.
+        """The same distribution without the processors that may keep state; drafts are chosen from it.
 
-        Without those fewer drafts are accepted; the output is the target's own all the same.
+        Without these processors, fewer drafts are accepted, but the output is still the target's own.
         """
         kept = zip(self.steps, self.processors, strict=True)
         return self._with(steps=[step for step, processor in kept if type(processor) in STATELESS])
 
     def over(self, vocabulary: DraftVocabulary) -> TokenDistribution:
-        """The same distribution where only some tokens have logits: it takes and gives those `[..., D]`."""
-        # All of these may be forbidden, which some warpers refuse.
+        """The same distribution for a draft vocabulary: its logits and scores are `[..., D]`."""
+        # Some warpers raise an error if all tokens are forbidden, which can happen in a reduced vocabulary.
         kept = zip(self.steps, self.processors, strict=True)
         steps = [
             step for step, processor in kept if not (vocabulary.is_reduced and type(processor) in CHECKS_DISTRIBUTION)
@@ -109,12 +112,12 @@ class TokenDistribution:
 
     @property
     def key(self) -> Hashable | None:
-        """What a captured function that uses it depends on; None if it reads a result back, or asks a caller."""
+        """The parameters that a captured function depends on; None if it cannot be captured with this distribution."""
         parts: list[Hashable] = []
         for step in self.steps:
             if isinstance(step, Effect):
                 parts.append(step.key)
-            elif type(step) in PREFIX_FREE and type(step) not in CHECKS_DISTRIBUTION:  # which reads a result back
+            elif type(step) in PREFIX_FREE and type(step) not in CHECKS_DISTRIBUTION:  # the latter wait for the device
                 parts.append((type(step), *sorted(vars(step).items())))
             else:
                 parts.append(None)
@@ -123,20 +126,20 @@ class TokenDistribution:
         return tuple(parts)
 
     def hold(self, hold: Holder) -> None:
-        """Keep the tensors of its effects where captured functions find them."""
+        """Copy the tensors of the effects to places where captured functions find them."""
         for index, effect in enumerate(self.effects):
             name = f"distribution {index} {type(effect.processor).__name__}"
             effect.hold(partial(_hold_field, hold, name))
 
     def settled(self, prefixes: Prefixes, logits: torch.Tensor) -> tuple[torch.Tensor, TokenDistribution]:
-        """Forbid beforehand what only depends on how long the text is.
+        """Apply in advance the processors that forbid tokens by the length of the text alone.
 
         Args:
-            prefixes ([`Prefixes`]): B rows.
-            logits (`torch.Tensor`): `[B, N, D]` of the N next positions, not written to.
+            prefixes ([`Prefixes`]): The tokens so far of B sequences.
+            logits (`torch.Tensor`): Logits `[B, N, D]` of the next N positions, which are not modified.
 
         Returns:
-            `tuple`: Logits that can still be corrected, and the distribution less the processors that are done with.
+            `tuple`: Logits that can still be corrected, and the distribution without the processors that were applied.
         """
         if not (done := [step for step in self.steps if isinstance(step, Banned)]):
             return logits, self
@@ -153,34 +156,36 @@ class TokenDistribution:
     def scores(
         self, prefixes: Prefixes, logits: torch.Tensor, seen_by_each: Callable[[], Prefixes] | None = None
     ) -> torch.Tensor:
-        """Process logits of positions, each with its own prefix.
+        """Process the logits of positions, each with its own prefix.
 
         Args:
-            prefixes ([`Prefixes`]): What all of a row see, B texts.
-            logits (`torch.Tensor`): `[B, N, D]`.
-            seen_by_each (`Callable`, *optional*): Gives what each of them sees, B * N texts, if that is more.
+            prefixes ([`Prefixes`]): The text that all N positions of a sequence see, B texts.
+            logits (`torch.Tensor`): Logits `[B, N, D]`.
+            seen_by_each (`Callable`, *optional*): Returns the text that each position sees, B * N texts, if positions
+                of a sequence see different texts.
 
         Returns:
             `torch.Tensor`: Scores `[B, N, D]` in fp32.
         """
         if not self.needs_prefix:
             return self.process(logits.flatten(0, 1), prefixes).view_as(logits)
-        # What looks at tokens names them by their ids.
+        # Processors that look at tokens use the target's ids, so they need the whole vocabulary.
         seen = seen_by_each() if seen_by_each else prefixes
         all_logits = self.vocabulary.scatter(logits)
-        # Transformers' own processors know an answer for every prefix; a trie or a grammar may not.
+        # Transformers' own processors accept every prefix. A caller's trie or grammar may not.
         is_open: list[bool] | None = None
         if self.constraints:
             goes_on = self.stops.are_open(prefixes.lengths, seen)
-            is_open = [on and not lacks for on, lacks in zip(goes_on, self.unanswered(prefixes, seen), strict=True)]
+            is_open = [on and not lacks for on, lacks in zip(goes_on, self.unanswerable(prefixes, seen), strict=True)]
         return self.vocabulary.gather(self.process(all_logits.flatten(0, 1), seen, is_open=is_open)).view_as(logits)
 
-    def unanswered(self, prefixes: Prefixes, seen: Prefixes) -> list[bool]:
-        """Which texts behind some rows go on, but hold a token that a caller's own function forbids, or it cannot tell.
+    def unanswerable(self, prefixes: Prefixes, seen: Prefixes) -> list[bool]:
+        """Which unfinished texts have no answer: a caller's function forbids one of their tokens or cannot handle them.
 
         Args:
-            prefixes ([`Prefixes`]): B rows.
-            seen ([`Prefixes`]): As many texts of each row, those of the first row first.
+            prefixes ([`Prefixes`]): The committed tokens of B sequences.
+            seen ([`Prefixes`]): Texts that continue them, equally many for each sequence, beginning with those of the
+                first one.
         """
         goes_on = self.stops.are_open(prefixes.lengths, seen)
         per_row = len(seen.lengths) // len(prefixes.lengths)
@@ -201,15 +206,17 @@ class TokenDistribution:
         """Process the scores of R positions.
 
         Args:
-            scores (`torch.Tensor`): `[R, V]`, or `[R, M]` of candidates; not written to.
-            prefixes ([`Prefixes`]): What each position sees.
-            changeable (`Callable`, *optional*): Makes the copy that effects change; defaults to one of all tokens.
-            is_open (`list[bool]`, *optional*): At which of them processors without an effect are asked; None for all.
+            scores (`torch.Tensor`): Scores `[R, V]`, or `[R, M]` of candidates, which are not modified.
+            prefixes ([`Prefixes`]): The text that each position sees.
+            changeable (`Callable`, *optional*): Creates the copy that effects change. By default, the copy has the
+                scores of all tokens.
+            is_open (`list[bool]`, *optional*): The positions at which to call processors that must be called one
+                position at a time. Defaults to all positions.
 
         Returns:
-            `torch.Tensor`: The same in fp32.
+            `torch.Tensor`: The processed scores in fp32.
         """
-        changed: Scores | None = None  # by the effects that follow each other
+        changed: Scores | None = None  # the copy that consecutive effects share
         for step in self.steps:
             if isinstance(step, Effect):
                 changed = changed or changeable(scores)
@@ -231,19 +238,20 @@ def _hold_field(hold: Holder, effect: str, name: str, values: torch.Tensor) -> t
 
 
 def stateful_processors(processors: Iterable[LogitsProcessor]) -> list[str]:
-    """Class names of the processors that may remember their calls: all that are not known to be functions."""
+    """The class names of the processors that may keep state: all except those that are known not to."""
     return [type(processor).__name__ for processor in processors if type(processor) not in STATELESS]
 
 
 def choose(scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
-    """Take a token `[...]` from processed scores `[..., V]`: the likeliest, or the one that its noise draws.
+    """Take a token `[...]` from processed scores `[..., V]`: the most likely one, or the one that the noise draws.
 
-    With noise it is a draw from their softmax, bit for bit that of `torch.multinomial(probs, 1)` with the noise that it
-    would have drawn, and without its host synchronisation.
+    With noise, the token is a draw from the softmax of the scores. It is bit for bit the token that
+    `torch.multinomial(probs, 1)` would draw with the same noise, but without its host synchronisation.
 
     Args:
-        scores (`torch.Tensor`): `[..., V]` in fp32, or of candidates.
-        noise (`torch.Tensor`, *optional*): Standard exponential, of the same shape.
+        scores (`torch.Tensor`): Scores `[..., V]` in fp32, or those of candidates.
+        noise (`torch.Tensor`, *optional*): Standard exponential noise of the same shape. Without it, the most likely
+            token is taken.
     """
     if noise is None:
         return scores.argmax(dim=-1)
@@ -251,5 +259,5 @@ def choose(scores: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Ten
 
 
 def sample(scores: torch.Tensor, noise: torch.Tensor) -> torch.return_types.max:
-    """Values and tokens `[...]` that win a draw; a value is NaN where there is no distribution to draw from."""
+    """Draw tokens `[...]`; return them with their probability over noise, which is NaN if no token can be drawn."""
     return (scores.softmax(dim=-1) / noise).max(dim=-1)

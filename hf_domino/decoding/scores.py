@@ -1,6 +1,6 @@
-"""Scores that effects change: of the whole vocabulary, or of a few candidates of each position.
+"""The scores that effects change: those of the whole vocabulary, or those of a few candidates of each position.
 
-Shapes: R positions, C tokens named for each, M candidates, V vocabulary.
+Shapes: R positions, C tokens that change at each, M candidates, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ from functools import cached_property
 
 import torch
 
-NewScores = Callable[..., torch.Tensor]  # of scores and of values beside them
+NewScores = Callable[..., torch.Tensor]  # returns new scores, given old scores and further values
 
 
 class Scores:
     """A copy of the scores of all tokens, for effects to change.
 
     Args:
-        scores (`torch.Tensor`): `[R, V]`.
-        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): Of the copy.
+        scores (`torch.Tensor`): Scores `[R, V]`.
+        dtype (`torch.dtype`, *optional*, defaults to `torch.float32`): The dtype of the copy.
     """
 
     def __init__(self, scores: torch.Tensor, dtype: torch.dtype = torch.float32):
@@ -26,7 +26,9 @@ class Scores:
         self.vocab_size = scores.shape[1]
         self._flat = torch.empty(scores.numel() + 1, dtype=dtype, device=scores.device)
         self.tensor.copy_(scores)
-        self._flat[-1:] = 0.0  # takes what goes nowhere; one number alone would be copied from the host
+        # The extra last element receives writes for tokens without a score. Assigning to a slice, not to one element,
+        # needs no copy from the host.
+        self._flat[-1:] = 0.0
 
     @property
     def tensor(self) -> torch.Tensor:
@@ -34,13 +36,14 @@ class Scores:
         return self._flat[:-1].view(self._shape)
 
     def change(self, ids: torch.Tensor, where: torch.Tensor | None, new: NewScores, *values: torch.Tensor) -> None:
-        """Replace the scores of some tokens; ids that have none are passed over.
+        """Replace the scores of some tokens; ids without a score are ignored.
 
         Args:
-            ids (`torch.Tensor`): `[R, C]`, or `[C]` for all positions alike. A token named twice must fare alike.
-            where (`torch.Tensor`, *optional*): Which are meant, `[R, C]` or `[R, 1]`; None for all.
-            new (`Callable`): Gives new scores from old ones `[R, C]` and from the values.
-            values (`torch.Tensor`): What else they depend on, `[R, C]` or `[R, 1]`.
+            ids (`torch.Tensor`): The tokens `[R, C]`, or `[C]` for the same ones at all positions. If a token occurs
+                twice at a position, both must get the same score.
+            where (`torch.Tensor`, *optional*): Which of them to change, `[R, C]` or `[R, 1]` bool; None for all.
+            new (`Callable`): Returns new scores, given the old ones `[R, C]` and `values`.
+            values (`torch.Tensor`): Further arguments of `new`, `[R, C]` or `[R, 1]`.
         """
         num_positions, width = self._shape
         columns, is_meant = self._columns(ids.expand(num_positions, -1))
@@ -56,11 +59,11 @@ class Scores:
         self.tensor.add_(amounts)
 
     def forbid_all(self, where: torch.Tensor) -> None:
-        """Forbid all tokens at some positions, `[R, 1]` bool."""
+        """Forbid all tokens at the positions where `where` `[R, 1]` is true."""
         self.tensor.masked_fill_(where, -torch.inf)
 
     def _columns(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """In which columns the scores of tokens stand, and which have one, both `[R, C]`."""
+        """The column of each token's score, and whether it has one, `[R, C]` each."""
         return ids, (ids >= 0) & (ids < self.vocab_size)
 
 
@@ -68,9 +71,9 @@ class CandidateScores(Scores):
     """A copy of the scores of a few candidates of each position.
 
     Args:
-        scores (`torch.Tensor`): `[R, M]`.
-        vocab_size (`int`): All tokens there are.
-        token_ids (`torch.Tensor`): The candidates, `[R, M]`.
+        scores (`torch.Tensor`): Scores `[R, M]`.
+        vocab_size (`int`): Size of the whole vocabulary (V).
+        token_ids (`torch.Tensor`): The ids of the candidates, `[R, M]`.
     """
 
     def __init__(self, scores: torch.Tensor, vocab_size: int, token_ids: torch.Tensor):
@@ -80,7 +83,7 @@ class CandidateScores(Scores):
 
     @cached_property
     def _ordered(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The candidates in ascending order, and the column of each."""
+        """The ids of the candidates in ascending order, and the column of each."""
         token_ids, order = self._token_ids.sort(dim=1)
         return token_ids, order
 

@@ -1,6 +1,6 @@
 """Hidden states and attentions of one sequence, token by token, as plain `generate` returns them.
 
-Shapes: W positions of a verification forward, K key positions, H hidden size, A heads.
+Shapes: W positions of a verification forward, C committed positions, K key positions, H hidden size, A heads.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from hf_domino.decoding.tree import along
 
 
 class StepOutputs:
-    """Collects what the target's forwards return beside logits, if the caller asked for it.
+    """Collects the hidden states and attentions that the target's forwards return, if the caller asked for them.
 
     Args:
-        generation_config (`GenerationConfig`): For `return_dict_in_generate`, `output_hidden_states` and
+        generation_config (`GenerationConfig`): Provides `return_dict_in_generate`, `output_hidden_states` and
             `output_attentions`.
     """
 
@@ -30,11 +30,11 @@ class StepOutputs:
 
     @property
     def forward_kwargs(self) -> dict[str, bool]:
-        """Keyword arguments for the target's forward; empty if nothing was asked for."""
+        """Keyword arguments for the target's forward; empty if the caller asked for nothing."""
         return {f"output_{name}": True for name in self._steps}
 
     def add_prompt(self, outputs: ModelOutput) -> None:
-        """Keep what the prefill returned, which belongs to the first token."""
+        """Keep the outputs of the prefill, which belong to the first token."""
         for name, steps in self._steps.items():
             steps.append(getattr(outputs, name))
 
@@ -45,13 +45,16 @@ class StepOutputs:
         sliding_windows: list[int | None],
         path: torch.Tensor | None = None,
     ) -> None:
-        """Keep what belongs to the committed tokens of a round.
+        """Keep the outputs that belong to the committed tokens of a round.
 
         Args:
-            outputs (`ModelOutput`): Of the verification forward: hidden states `[1, W, H]`, attentions `[1, A, W, K]`.
-            num_kept (`int`): Committed tokens.
-            sliding_windows (`list[int | None]`): Window of each layer of the cache, None for all positions.
-            path (`torch.Tensor`, *optional*): Their places in the block `[1, C]`; None for the first ones.
+            outputs (`ModelOutput`): The outputs of the verification forward, with hidden states `[1, W, H]` and
+                attentions `[1, A, W, K]`.
+            num_kept (`int`): Number of committed tokens.
+            sliding_windows (`list[int | None]`): The sliding window of each attention layer; None for a layer that sees
+                all positions.
+            path (`torch.Tensor`, *optional*): The places of the committed tokens in the block, `[1, C]`. Defaults to
+                the first places.
         """
         states = [along(path, layer) for layer in self._of(outputs, "hidden_states")]
         attentions = [_attention_along(path, layer) for layer in self._of(outputs, "attentions")]
@@ -68,12 +71,12 @@ class StepOutputs:
         return ()
 
     def results(self) -> dict[str, tuple]:
-        """Fields for what `generate` returns: for each token a tuple over layers."""
+        """The fields for the output of `generate`, with a tuple over layers for each token."""
         return {name: tuple(steps) for name, steps in self._steps.items()}
 
 
 def _attention_along(path: torch.Tensor | None, attention: torch.Tensor) -> torch.Tensor:
-    """Of weights `[1, A, W, K]` those that positions of a path give each other and what is cached."""
+    """Choose from attention weights `[1, A, W, K]` those from positions of a path to the cache and to the path."""
     if path is None:
         return attention
     num_cached = attention.shape[3] - attention.shape[2]
@@ -83,7 +86,7 @@ def _attention_along(path: torch.Tensor | None, attention: torch.Tensor) -> torc
 
 
 def _attention_of(attention: Any, index: int, window: int | None) -> Any:
-    """One position's weights `[1, A, 1, keys]` of `[1, A, W, K]`, over the keys it can see."""
+    """One position's weights `[1, A, 1, keys]` from `[1, A, W, K]`, limited to the keys that it can see."""
     end = attention.shape[3] - (attention.shape[2] - 1 - index)
     start = max(0, end - window) if window else 0
     return attention[:, :, index : index + 1, start:end]

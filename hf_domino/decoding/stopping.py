@@ -1,4 +1,4 @@
-"""Where a text ends for certain: behind an end-of-text token, or at its longest."""
+"""The stops that are known without calling a stopping criterion: end-of-text tokens and the length limit."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ KNOWN_CRITERIA = (EosTokenCriteria, MaxLengthCriteria)  # subclasses may ask for
 
 @dataclass(frozen=True)
 class KnownStops:
-    """The stopping criteria that need not be asked.
+    """The stops of those stopping criteria that need not be called.
 
     Args:
-        eos_token_ids (`frozenset[int]`, *optional*): Tokens that end a text.
-        max_length (`int`, *optional*): Tokens at which it ends, prompt included; None for no limit.
-        limits (`tuple[MaxLengthCriteria, ...]`, *optional*): The criteria that say so, which also warn of a text longer
-            than the target has positions.
+        eos_token_ids (`frozenset[int]`, *optional*): The tokens that end a text.
+        max_length (`int`, *optional*): The length at which a text ends, including the prompt. Defaults to no limit.
+        limits (`tuple[MaxLengthCriteria, ...]`, *optional*): The criteria that set the limit. They also warn if a text
+            becomes longer than the target's number of positions.
     """
 
     eos_token_ids: frozenset[int] = frozenset()
@@ -32,14 +32,14 @@ class KnownStops:
 
     @classmethod
     def among(cls, criteria: StoppingCriteriaList) -> KnownStops:
-        """Those of the criteria that `generate` prepared; a criterion of another class must be asked."""
+        """Collect the known stops among the criteria that `generate` prepared. Other criteria must be called."""
         ends = [c.eos_token_id.flatten() for c in criteria if type(c) is EosTokenCriteria]
         limits = tuple(c for c in criteria if type(c) is MaxLengthCriteria)
         shortest = min((limit.max_length for limit in limits), default=None)
         return cls(frozenset(torch.cat(ends).tolist() if ends else ()), shortest, limits)
 
     def warn(self, input_ids: torch.Tensor) -> None:
-        """Let the limits warn, once for each of their messages, as in plain `generate`.
+        """Let the criteria warn about a text that is too long for the target, as in plain `generate`.
 
         Args:
             input_ids (`torch.Tensor`): The text so far, `[1, T]`.
@@ -53,17 +53,18 @@ class KnownStops:
         return token_id in self.eos_token_ids or (self.max_length is not None and length >= self.max_length)
 
     def room(self, length: int) -> int | None:
-        """Proposals behind a text of this length after which it may need a token more; None for no limit."""
+        """How many proposals fit after a text of this length if a bonus token follows them; None for no limit."""
         if self.max_length is None:
             return None
         return max(self.max_length - length - 1, 0)
 
     def are_open(self, lengths: Sequence[int], seen: Prefixes) -> list[bool]:
-        """Which texts behind some rows go on.
+        """Which texts have not ended.
 
         Args:
-            lengths (`Sequence[int]`): Tokens so far of the B rows.
-            seen ([`Prefixes`]): As many texts of each row, those of the first row first.
+            lengths (`Sequence[int]`): The number of committed tokens of each of the B sequences.
+            seen ([`Prefixes`]): Texts that continue them, equally many for each sequence, beginning with those of the
+                first one.
         """
         per_row = len(seen.lengths) // len(lengths)
         first = min(lengths)
@@ -72,6 +73,6 @@ class KnownStops:
         return [self._is_open(start, tokens[start - first : end - first]) for start, end, tokens in texts]
 
     def _is_open(self, length: int, tokens: Sequence[int]) -> bool:
-        """Whether a text of this length, which goes on, still does so behind these tokens."""
+        """Whether an unfinished text of this length is still unfinished after these tokens."""
         is_full = self.max_length is not None and length + len(tokens) >= self.max_length
         return not tokens or not (is_full or self.eos_token_ids.intersection(tokens))

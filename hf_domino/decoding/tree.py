@@ -1,15 +1,16 @@
-"""The form of proposals: a tree behind the anchor. A chain is the tree whose parents are the nodes before.
+"""The proposals of a round: a tree below the anchor. In a chain, each node is the parent of the next one.
 
-A position's token is a function of the text before it and of its step's noise, whatever the branch. So of the children
-of a node at most one is right, and the right nodes are one path from the anchor on: what plain `generate` writes.
+The token that the target chooses at a position only depends on the text before it and on the noise of its step. So at
+most one child of a node is right, and the right nodes form one path that starts at the anchor. That path is what plain
+`generate` would generate.
 
-The verification forward goes over W = N + 1 positions: 0 is the anchor, and node n stands at n + 1. Each stands at its
-depth and sees its own path. Masks for a chain know padding, windows and chunks, and how many columns each kind of layer
-returns. In a tree a position sees of them what the chain's position of its depth sees, as far as that stands on its
-path.
+The verification forward covers W = N + 1 positions: the anchor is at position 0, and node n is at position n + 1. The
+position id of each node follows from its depth, and a node only sees its own path. The masks that Transformers creates
+for a chain already account for padding, windows and chunks, and for the number of columns that each type of layer has.
+In a tree, a node at depth d therefore uses row d of the chain's mask, restricted to the node's own path.
 
-Shapes: B rows, N nodes, W positions, C longest path, T tokens so far, S columns that a kind of layer returns, those of
-the block among them, V vocabulary.
+Shapes: B sequences, N nodes, W positions, C longest path, T tokens so far, S columns of a layer's mask (including the
+columns of the block), V vocabulary.
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ from hf_domino.decoding.sampling import sample
 
 @dataclass(frozen=True)
 class Tree:
-    """Proposals of a round.
+    """The proposals of a round.
 
     Args:
-        tokens (`torch.Tensor`): `[B, N]`, a node behind its parent; siblings differ.
-        parents (`torch.Tensor`, *optional*): The position of each node's parent, `[B, N]` in `[0, n]`; None for a
-            chain, in which the parent of node n stands at n.
-        longest (`int`, *optional*): Nodes of the longest path that there can be (C); defaults to N.
-        chances (`torch.Tensor`, *optional*): That each is accepted with all before it, `[B, N]`, as the drafter has it.
+        tokens (`torch.Tensor`): The tokens of the nodes, `[B, N]`. A node comes after its parent, and siblings have
+            different tokens.
+        parents (`torch.Tensor`, *optional*): The position of each node's parent, `[B, N]`, from 0 to n for node n.
+            Defaults to None for a chain, in which the parent of node n is at position n.
+        longest (`int`, *optional*): The largest possible number of nodes on a path (C). Defaults to N.
+        chances (`torch.Tensor`, *optional*): The drafter's estimate `[B, N]` of the chance that a node is accepted
+            together with all nodes before it on its path.
     """
 
     tokens: torch.Tensor
@@ -46,21 +49,21 @@ class Tree:
 
     @property
     def num_nodes(self) -> int:
-        """Nodes (N)."""
+        """The number of nodes (N)."""
         return self.tokens.shape[1]
 
     @property
     def depth(self) -> int:
-        """Most tokens that can be accepted (C)."""
+        """The largest number of tokens that can be accepted (C)."""
         if self.longest is None:
             return self.num_nodes
         return min(self.longest, self.num_nodes)
 
     @cached_property
     def _jumps(self) -> torch.Tensor:
-        """Each position's ancestor k + 1 generations up, `[B, W, C]`; 0 behind the anchor."""
+        """The position of each position's ancestor k + 1 generations up, `[B, W, C]`; 0 beyond the anchor."""
         assert self.parents is not None
-        parents = torch.nn.functional.pad(self.parents, (1, 0))  # the anchor is its own
+        parents = torch.nn.functional.pad(self.parents, (1, 0))  # the anchor is its own parent
         jumps = [parents]
         for _ in range(self.depth - 1):
             jumps.append(parents.gather(1, jumps[-1]))
@@ -68,7 +71,7 @@ class Tree:
 
     @cached_property
     def depths(self) -> torch.Tensor:
-        """Tokens behind the anchor at each position, itself included, `[B, W]`."""
+        """The depth of each position, `[B, W]`: 0 for the anchor, 1 for its children."""
         positions = torch.arange(self.num_nodes + 1, device=self.tokens.device)
         if self.parents is None:
             return positions.expand(len(self.tokens), -1)
@@ -76,32 +79,34 @@ class Tree:
 
     @cached_property
     def sees(self) -> torch.Tensor:
-        """Which positions each one of a tree's block sees, itself and those before it on its path: `[B, W, W]`."""
+        """Which positions each position sees, `[B, W, W]`: itself and those before it on its path. Only for trees."""
         own = torch.eye(self.num_nodes + 1, dtype=torch.bool, device=self.tokens.device).repeat(len(self.tokens), 1, 1)
-        return own.scatter(2, self._jumps, True)  # where there is no ancestor, it is the anchor, which all see
+        return own.scatter(2, self._jumps, True)  # a missing ancestor counts as the anchor, which all positions see
 
     def seen_by(self, prefixes: Prefixes) -> Prefixes:
-        """The text that each position sees: `B * W` texts, those of the first row first."""
+        """The text that each position sees: `B * W` texts, beginning with those of the first sequence."""
         if self.parents is None:
             return prefixes.along(self.tokens, self.num_nodes + 1)
         num_rows, width = self.depths.shape
         positions = torch.arange(width, device=self.tokens.device).expand(num_rows, -1)
         ancestors = torch.cat((positions[..., None], self._jumps), dim=2)  # [B, W, C + 1], itself first
         generations = self.depths[..., None] - torch.arange(1, self.depth + 1, device=positions.device)
-        places = ancestors.gather(2, generations.clamp_min(0)).flatten(1)  # of each depth's, or itself again
+        # The ancestor at each depth, repeating the position itself below its own depth.
+        places = ancestors.gather(2, generations.clamp_min(0)).flatten(1)
         tokens = torch.nn.functional.pad(self.tokens, (1, 0)).gather(1, places)
         seen = prefixes.branches(width).along(tokens.view(num_rows * width, self.depth), 1)
         return seen.of_lengths(seen.ends - self.depth + self.depths.view(-1, 1))
 
     def sample(self, scores: torch.Tensor, noise: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The token that each position draws, see [`~hf_domino.decoding.sampling.sample`].
+        """Draw a token at each position; see [`~hf_domino.decoding.sampling.sample`].
 
         Args:
-            scores (`torch.Tensor`): `[B, W, V]`.
-            noise (`torch.Tensor`): Of the steps from the anchor's on, `[B, C + 1, V]` or of more.
+            scores (`torch.Tensor`): Processed scores `[B, W, V]`.
+            noise (`torch.Tensor`): The noise of the decode steps from the anchor's position on, `[B, C + 1, V]` or for
+                more steps.
 
         Returns:
-            `tuple`: Values and tokens, `[B, W]` each.
+            `tuple`: The values and the tokens, `[B, W]` each.
         """
         if self.parents is None:
             noise = noise[:, : scores.shape[1]]
@@ -110,7 +115,7 @@ class Tree:
         return sample(scores, noise)
 
     def branches(self) -> dict[tuple[int, int], int]:
-        """The position of each node of the first row, by its parent's position and by its token."""
+        """The position of each node in the first sequence's tree, by the position of its parent and its own token."""
         tokens = self.tokens[0].tolist()
         parents = list(range(len(tokens)))
         if self.parents is not None:
@@ -118,28 +123,29 @@ class Tree:
         return {key: place for place, key in enumerate(zip(parents, tokens, strict=True), start=1)}
 
     def accepted(self, chosen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Which nodes are what was chosen behind them.
+        """Find the path from the anchor whose nodes all equal the target's own tokens.
 
         Args:
-            chosen (`torch.Tensor`): The target's own token at each position, `[B, W]`.
+            chosen (`torch.Tensor`): The target's own next token at each position, `[B, W]`.
 
         Returns:
-            `tuple`: How many nodes are accepted, `[B, 1]`, and their positions behind the anchor's, `[B, C + 1]`; None
-            for a chain, whose are the first ones.
+            `tuple`: The number of accepted nodes, `[B, 1]`, and the accepted path, `[B, C + 1]`: the anchor's position
+            followed by the positions of the accepted nodes. The path is None for a chain, which accepts its first
+            nodes.
         """
         if self.parents is None:
             right = self.tokens == chosen[:, :-1]
             return right.long().cumprod(dim=1).sum(dim=1, keepdim=True), None
         right = torch.nn.functional.pad(self.tokens == chosen.gather(1, self.parents), (1, 0), value=True)
-        lives = ~(self.sees & ~right[:, None]).any(dim=2)  # all on its path are right
-        path = self.depths.new_zeros(len(lives), self.depth + 2)
-        positions = torch.arange(lives.shape[1], device=lives.device).expand_as(lives)
-        path = path.scatter(1, torch.where(lives, self.depths, self.depth + 1), positions)
+        is_accepted = ~(self.sees & ~right[:, None]).any(dim=2)  # whether all nodes on a position's path are right
+        path = self.depths.new_zeros(len(is_accepted), self.depth + 2)
+        positions = torch.arange(is_accepted.shape[1], device=is_accepted.device).expand_as(is_accepted)
+        path = path.scatter(1, torch.where(is_accepted, self.depths, self.depth + 1), positions)
         return (path[:, 1:-1] > 0).sum(dim=1, keepdim=True), path[:, :-1]
 
 
 def along(path: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
-    """Of values `[B, W, ...]` of all positions, those on a path `[B, C]`; without one all."""
+    """Choose the values on a path `[B, C]` from the values `[B, W, ...]` of all positions; without a path, all."""
     if path is None:
         return values
     index = path.to(values.device).view(*path.shape, *[1] * (values.dim() - 2))
@@ -153,21 +159,23 @@ def tree_inputs(
     target: PreTrainedModel,
     start: torch.Tensor | None = None,
 ) -> dict[str, Any]:
-    """The target's inputs for a chain of a tree's tokens, rearranged for the tree.
+    """Turn the target's inputs for a chain of the tree's tokens into inputs for the tree.
 
     Args:
-        depths (`torch.Tensor`): Those of [`Tree`], `[B, W]`.
-        sees (`torch.Tensor`): Likewise, `[B, W, W]`.
-        inputs (`dict`): What `prepare_inputs_for_generation` gives for the W positions, its mask `[B, ...]`.
-        target (`PreTrainedModel`): Of eager or sdpa attention.
-        start (`torch.Tensor`, *optional*): The column that the block begins at, `[B, 1]`; defaults to the last W ones.
+        depths (`torch.Tensor`): The `depths` of a [`Tree`], `[B, W]`.
+        sees (`torch.Tensor`): The `sees` of a [`Tree`], `[B, W, W]`.
+        inputs (`dict`): The output of `prepare_inputs_for_generation` for the W positions, with a mask `[B, ...]`.
+        target (`PreTrainedModel`): The target, with eager or sdpa attention.
+        start (`torch.Tensor`, *optional*): The column that the block begins at, `[B, 1]`. By default, the block has the
+            last W columns.
 
     Returns:
-        `dict`: Likewise; the mask is `[B, 1, W, S]`, or one such for each kind of layer.
+        `dict`: The inputs with new position ids, and with a mask `[B, 1, W, S]` or one such mask for each type of
+        layer.
     """
     masks = inputs.get("attention_mask")
-    if not isinstance(masks, dict) and (masks is None or masks.dim() == 2):  # fixed caches have their masks already
-        create = getattr(target, "create_masks_for_generate", create_masks_for_generate)  # some have their own
+    if not isinstance(masks, dict) and (masks is None or masks.dim() == 2):  # fixed caches already have their masks
+        create = getattr(target, "create_masks_for_generate", create_masks_for_generate)  # some targets have their own
         masks = create(
             config=target.config,
             inputs_embeds=torch.empty(*depths.shape, 0, dtype=target.dtype, device=depths.device),
@@ -183,7 +191,7 @@ def tree_inputs(
 
 
 def _mask(depths: torch.Tensor, sees: torch.Tensor, mask: torch.Tensor, start: torch.Tensor | None) -> torch.Tensor:
-    """The mask `[B, 1, W, S]` of a tree, added or boolean as that of the chain is."""
+    """Turn the mask `[B, 1, W, S]` of a chain into that of a tree. A boolean mask stays boolean."""
     width, size = mask.shape[2:]
     rows = mask.gather(2, depths[:, None, :, None].expand(-1, -1, -1, size))
     first = size - width if start is None else start

@@ -1,7 +1,7 @@
-"""Which calls can verify trees: the target must follow a mask for each position, and positions that go by depth.
+"""Which calls can verify trees. The target must follow a mask for each position, and position ids that go by depth.
 
-Transformers takes a four-dimensional mask as it is, but not every target follows it, and some count positions by
-columns. So what is known is asked first, and then each target is tried once.
+Transformers passes a four-dimensional mask on as it is, but not every target follows it, and some targets derive
+positions from columns. So the known obstacles are checked first, and then each target is tested once with a small tree.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree import Tree, tree_inputs
 from hf_domino.target.view import input_device, rounded_to
 
-# Attention whose window or temperature goes by columns, which are positions in a chain only.
+# Model types whose attention derives its window or temperature from columns, which equal positions only in a chain.
 COUNTS_COLUMNS = ("gpt_neo", "llama4_text")
-# Tensors that a target may read: masks are rearranged, token types stay the same behind the prompt, and positions, of
-# several axes too, go up by one with each token.
+# Tensors that a target may receive when it verifies trees. Masks are rearranged, token types do not change after the
+# prompt, and positions, also those with several axes, grow by one with each token.
 FOLLOW_TREES = (*PER_POSITION, "inputs_embeds", "logits_to_keep")
-# How far the logits of a right tree may be from a chain's: their root mean square difference, in standard deviations.
-# Another order of sums makes less than that, and a wrong position or mask makes more.
+# How much the logits in a tree may differ from those in a chain: the root mean square difference, in standard
+# deviations. A different order of summation causes a smaller difference, and a wrong position or mask a larger one.
 TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.03}
-NUM_TRIED = 7  # tokens of the text that a target is tried with
+NUM_TRIED = 7  # length of the text that a target is tested with
 
-_tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
+_tested: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
 def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
-    """Why a call's rounds cannot propose trees; None where nothing stands against these.
+    """Explain why the rounds of a call cannot propose trees; None if they can.
 
     Args:
-        runner ([`TargetRunner`]): Runs the target.
-        session ([`DraftSession`]): Drafts.
+        runner ([`TargetRunner`]): The runner of the target.
+        session ([`DraftSession`]): The session that drafts.
     """
     text = runner.target.text_config
     if pool_size(session.drafter, session.distribution, is_tree=True) is None:
@@ -49,7 +49,8 @@ def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
     tensors = [name for name, value in runner.kwargs.items() if isinstance(value, torch.Tensor)]
     if unknown := [name for name in tensors if name not in FOLLOW_TREES]:
         return f"the target reads {unknown[0]}"
-    # An empty cache of the caller's has no layers yet, and layers of fixed shape say less.
+    # A new cache is checked, too, because an empty cache of the caller has no layers yet, and because the layers of a
+    # fixed cache, whose classes are all the same, say less about the target.
     if kind := unalignable(DynamicCache(config=text)) or (not session.executor.is_fixed and unalignable(runner.cache)):
         return f"a cache with {kind}"
     attention = getattr(text, "_attn_implementation", "eager")
@@ -57,21 +58,22 @@ def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
         return f"{attention} attention"
     if text.model_type in COUNTS_COLUMNS:
         return f"attention of {text.model_type} goes by columns"
-    known = _tried.setdefault(runner.target.model, {})
+    known = _tested.setdefault(runner.target.model, {})
     target = runner.target.model
-    key = (attention, rounded_to(target), target.training)  # dropout makes logits differ
+    key = (attention, rounded_to(target), target.training)  # in training mode, dropout makes the logits differ
     if key not in known:
-        known[key] = _try(target)
+        known[key] = _test_tree(target)
     return known[key]
 
 
-def _try(target: PreTrainedModel) -> str | None:
-    """Verify a text as a chain and as a branch of a tree; why not, where the logits are others."""
+def _test_tree(target: PreTrainedModel) -> str | None:
+    """Run the target on a text as a chain and as a path of a tree; explain the problem if the logits differ."""
     device = input_device(target)
     positions = torch.arange(NUM_TRIED, device=device)[None]
-    # From all over the vocabulary: the first ones are often special tokens, of which 16 bits make any distribution.
+    # The tokens are spread over the vocabulary. The first ids are often special tokens, after which logits in 16 bits
+    # are unreliable.
     chain = (positions + 1) * (target.config.get_text_config().vocab_size // (NUM_TRIED + 2))
-    # Behind the first token a wrong one follows the next three; the text goes on beside them.
+    # Below the anchor, token 1, the path 2, 3, 4, 5 is the text. The wrong token 6 is a sibling of 2, of 3 and of 4.
     order = [1, 6, 2, 6, 3, 6, 4, 5]
     parents = [0, 0, 2, 2, 4, 4, 6]
     tree = Tree(chain[:, order[1:]], torch.tensor([parents], device=device))
@@ -81,7 +83,7 @@ def _try(target: PreTrainedModel) -> str | None:
         target(input_ids=chain[:, :1], position_ids=positions[:, :1], **{CACHE: cache}, use_cache=True)
         inputs = {"input_ids": chain[:, order], "position_ids": positions[:, 1:], CACHE: cache}
         logits = target(**tree_inputs(tree.depths, tree.sees, inputs, target), use_cache=True).logits
-    except Exception as error:  # whatever a target makes of such inputs
+    except Exception as error:  # a target can raise anything for such inputs
         return f"the target does not take trees: {type(error).__name__}: {error}"
     right = [place for place, index in enumerate(order) if index != 6]
     difference = distance(logits[0, right][1:], expected[0, 1:])
@@ -91,6 +93,6 @@ def _try(target: PreTrainedModel) -> str | None:
 
 
 def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """How far logits `[N, V]` are from others: their root mean square difference in standard deviations, the median."""
+    """The distance of two sets of logits `[N, V]`: the median of their RMS difference in standard deviations."""
     expected = expected.double()
     return float(((logits.double() - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)).median())

@@ -1,10 +1,10 @@
 """Explain one round: the proposals of the drafter with their probabilities, and the choices of the target.
 
-The round is the one that the decoding loop would make, by the same code: a tree if the drafter's configuration asks for
-one and the target supports it, and otherwise a chain. Proposals are chosen from the distributions of a call to
-`generate`, which include the processors of the target's generation configuration.
+The round is made with the code of the decoding loop: it is a tree if the drafter's configuration asks for one and the
+target supports it, and otherwise a chain. Proposals are chosen from the distributions of a call to `generate`, which
+include the processors of the target's generation configuration.
 
-Shapes: T tokens so far, C depths, N proposals, H hidden size, V vocabulary, D tokens that are drafted.
+Shapes: T tokens so far, C depths, N proposals, H hidden size, V vocabulary, D drafted tokens.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import PER_POSITION
 from hf_domino.decoding.drafting import GrowingDraftSession
 from hf_domino.decoding.prefixes import Prefixes
@@ -36,16 +36,16 @@ from hf_domino.training.evidence.acceptance import chosen_logits
 
 @dataclass(frozen=True)
 class Round:
-    """One greedy round, with tensors on the CPU and distributions in fp32, after `generate`'s processors.
+    """One greedy round. Tensors are on the CPU; distributions are in fp32, after the processors of `generate`.
 
-    Position 0 is the anchor, and proposal n stands at n + 1.
+    Position 0 is the anchor, and proposal n has position n + 1.
 
     Args:
-        anchor (`int`): The token the block starts from.
+        anchor (`int`): The token that the block starts from.
         proposals (`torch.Tensor`): Token ids `[N]` that the drafter proposed; in a tree, parents precede children.
         parents (`torch.Tensor`): The position before each proposal, `[N]`.
-        chances (`torch.Tensor`, *optional*): The probability that each proposal is accepted with all before it, `[N]`,
-            as a new drafter estimates it; None for a chain, which is drafted without.
+        chances (`torch.Tensor`, *optional*): The probability that each proposal is accepted together with all before
+            it, `[N]`, as a new drafter estimates it; None for a chain, which does not need it.
         base_probs (`torch.Tensor`): The distributions `[N, V]` of the backbone alone, which knows only the anchor.
         corrected_probs (`torch.Tensor`): The distributions `[N, V]` after the correction head has read the anchor and
             the proposals before; equal to `base_probs` if nothing is corrected.
@@ -70,19 +70,19 @@ class Round:
 
     @cached_property
     def path(self) -> list[int]:
-        """Positions that the round keeps, from the anchor on: the target chose each of them at the one before."""
+        """Positions that the round keeps, from the anchor on: each is the target's choice after the one before."""
         count, path = Tree(self.proposals[None], self.parents[None]).accepted(self.choices[None])
         assert path is not None  # because there are parents
         return path[0, : int(count) + 1].tolist()
 
     @property
     def num_accepted(self) -> int:
-        """Number of proposals, from the anchor on, that are the target's own tokens."""
+        """Number of accepted proposals, which are the target's own tokens."""
         return len(self.path) - 1
 
     @property
     def committed(self) -> torch.Tensor:
-        """The round's tokens: accepted proposals and the bonus token, `[num_accepted + 1]`."""
+        """Tokens that the round emits: accepted proposals and the bonus token, `[num_accepted + 1]`."""
         return self.choices[self.path]
 
     def walk(self, position: int = 0, depth: int = 0) -> Iterator[tuple[int, int]]:
@@ -93,7 +93,7 @@ class Round:
                 yield from self.walk(child, depth + 1)
 
     def text(self, show: Callable[[int], str] = str) -> str:
-        """Return a line per token: a star if it is kept, its chance, the token, and the target's choice after it.
+        """Return a line for each token: a star if it is kept, its chance, the token, and the target's choice after it.
 
         Args:
             show (`Callable`, *optional*): Function that returns the text of a token id.
@@ -113,24 +113,25 @@ class Round:
 def explain_round(
     drafter: DominoDraftModel, target: PreTrainedModel, input_ids: torch.Tensor, **generate_kwargs: Any
 ) -> Round:
-    """Draft and verify one full block or tree behind a text, greedily, and return everything that decides it.
+    """Draft and verify one full block or tree after a text, greedily, and return everything that decides the round.
 
-    Nothing is changed or kept between calls, so the target reads the whole text anew, which takes longer than a round.
+    Nothing is changed or kept between calls. The target therefore reads the whole text again, which takes longer than a
+    round.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter. `drafter.view(projector_type="dflash")` leaves its head out,
-            `drafter.view(draft_tree_size=None)` forces a chain, and a number there asks for a tree of so many nodes.
+        drafter (`DominoDraftModel`): The drafter. `drafter.view(projector_type="dflash")` leaves out its head,
+            `drafter.view(draft_tree_size=None)` forces a chain, and `draft_tree_size=n` asks for a tree of n nodes.
         target (`PreTrainedModel`): The target.
-        input_ids (`torch.Tensor`): The tokens so far, the anchor last, `[1, T]` with T at least 2.
+        input_ids (`torch.Tensor`): The tokens so far, `[1, T]` with T at least 2. The last one is the anchor.
         generate_kwargs: Arguments of `generate` that change the distribution of the next token, such as
             `repetition_penalty`.
 
     Returns:
-        [`Round`]: Proposals, the distributions they were chosen from, and the target's.
+        [`Round`]: The proposals, the distributions from which they were chosen, and the target's distributions.
 
     Raises:
-        ValueError: If the drafter does not fit the target, `generate` could not run the round, or `input_ids` is not
-            one text of at least two tokens.
+        ValueError: If the drafter does not fit the target, `generate` could not run the round, or `input_ids` is not a
+            single text of at least two tokens.
 
     Example:
     ```python
@@ -151,7 +152,7 @@ def explain_round(
     drafter = fitting_drafter(drafter, target, "drafter")
     if input_ids.dim() != 2 or len(input_ids) != 1 or input_ids.shape[1] < 2:
         remedy = "Give one text and the token that its block starts from."
-        raise refusal("the shape of input_ids", "[1, T] with T at least 2", list(input_ids.shape), remedy)
+        raise invalid_argument("the shape of input_ids", "[1, T] with T at least 2", list(input_ids.shape), remedy)
     most = drafter.config.num_draft_tokens + 1
     model, input_ids, (processors, criteria, _), kwargs = prepared(target, input_ids, most, **generate_kwargs)
     distribution = TokenDistribution(processors, KnownStops.among(criteria))
@@ -181,7 +182,7 @@ def _explain(
     first = drafter.config.label_offset
     blocks = drafter.draft_blocks(target, input_ids, features, anchor)[0]  # [1, K, H]
     draft_hidden = blocks[:, first : first + drafter.config.num_draft_tokens]
-    # Proposals as in a first round, and the chances `[N]` of a tree's nodes.
+    # Propose as in a first round; the nodes of a tree have chances `[N]`.
     size = drafter.config.fixed_tree_size
     session = GrowingDraftSession(drafter, target, distribution.without_state())
     session.observe(captured, input_ids.shape[1] - 1)
@@ -224,7 +225,7 @@ def _draft_logits(
     depths: torch.Tensor,
     seen: Prefixes,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Base logits and corrected ones of the nodes at these depths, `[N, D]`, with the tokens on their paths read."""
+    """Return base and corrected logits `[N, D]` of the nodes at these depths, after their paths' tokens are read."""
     states = None
     head = drafter.head
     if head is not None:
@@ -236,6 +237,6 @@ def _draft_logits(
 
 
 def _probs(distribution: TokenDistribution, prefixes: Prefixes, seen: Prefixes, logits: torch.Tensor) -> torch.Tensor:
-    """Return the probabilities `[N, V]` of positions that see these texts, on the CPU."""
+    """Return the probabilities `[N, V]`, on the CPU, at positions that see these texts."""
     scores = distribution.scores(prefixes, logits[None], lambda: seen)
     return distribution.vocabulary.scatter(scores).softmax(dim=-1)[0].cpu()

@@ -1,4 +1,4 @@
-"""Get what `generate` prepares for its decoding loop, for code that takes the place of the loop."""
+"""Get the inputs that `generate` prepares for its decoding loop, for code that replaces the loop."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-# Arguments of `generate` for one greedy text, whatever the target's own configuration says.
+# Arguments of `generate` for a single greedy output, whatever the target's own configuration says.
 GREEDY = {"do_sample": False, "num_beams": 1, "num_return_sequences": 1, "return_dict_in_generate": False}
 
 
@@ -20,6 +20,6 @@ def prepared(target: PreTrainedModel, input_ids: torch.Tensor, max_new_tokens: i
         return input_ids
 
     fixed = GREEDY | {"use_cache": True, "attention_mask": torch.ones_like(input_ids)}
-    # This works with or without the patch, and also if a drafter is attached to the target.
+    # This works with and without our patch of `generate`, even if a drafter is attached to the target.
     target.generate(input_ids, custom_generate=look, **(given | fixed), max_new_tokens=max_new_tokens)
     return found[0]

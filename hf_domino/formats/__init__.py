@@ -1,6 +1,6 @@
-"""How other projects store Domino and DFlash drafters: their configurations and tensor names, told in ours.
+"""Read and write drafters in other projects' formats, by translating their configurations and tensor names.
 
-`registry` finds the format of a configuration, or names its kind where it is not read; the modules beside it describe
-one format each, and `loading` puts it all into the arguments of Transformers' own `from_pretrained`. The way back is
-`exporting`; `engines` has what serving engines take of it.
+`registry` finds the format of a configuration, or names the drafting method if we cannot read it. The modules beside it
+describe one format each. `loading` turns the result into arguments of Transformers' own `from_pretrained`. `exporting`
+writes our drafters for other projects, and `engines` knows what serving engines accept.
 """

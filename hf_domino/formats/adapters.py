@@ -1,7 +1,7 @@
-"""PEFT adapters of drafters, as `PeftModel.save_pretrained` writes them: found, loaded and merged.
+"""Find, load and merge PEFT adapters of drafters, as `PeftModel.save_pretrained` writes them.
 
-An adapter's folder has no config.json. It names the drafter that it belongs to, and `target.json` beside it names the
-target that it was trained for, where a training of this package wrote it.
+An adapter's folder has no config.json. Its adapter_config.json names the drafter that it belongs to. If this package
+trained the adapter, `target.json` beside it names the target that it was trained for.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import StoredConfig
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS, check_loaded, interpret, shown
@@ -30,12 +30,12 @@ from hf_domino.formats.source import (
 )
 from hf_domino.target.identity import TargetIdentity
 
-PREFIX = "base_model.model."  # of names in an adapter's file
+PREFIX = "base_model.model."  # of tensor names in an adapter's file
 TARGET_FILE = "target.json"
 ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors", TARGET_FILE)
 WHOLE_FILES = (CONFIG, "model*.safetensors", "model.safetensors.index.json")
 BASE = "base_model_name_or_path"
-# What is said about the Hub for the adapter and holds for its drafter, too.
+# Arguments for the adapter's download that apply to its drafter's download, too.
 _OF_BOTH = ("cache_dir", "force_download", "proxies", "token")
 
 
@@ -50,16 +50,16 @@ def base_of(name: FolderOrName, download: Download) -> tuple[str, Download]:
         `tuple[str, dict]`: The drafter's folder or Hub name, and the arguments for its download.
 
     Raises:
-        ValueError: If the adapter names no other drafter, or one that is not there.
+        ValueError: If the adapter names no other drafter, or one that does not exist.
     """
     path = find_file(name, ADAPTER_CONFIG, download)
-    assert path is not None  # who asks has found no config.json
+    assert path is not None  # callers have found that there is no config.json
     base = read_object(path).get(BASE)
     field = f"{BASE} in {ADAPTER_CONFIG} of {os.fspath(name)}"
     is_itself = isinstance(base, str) and Path(base).is_dir() and Path(base).samefile(path.parent)
     if not isinstance(base, str) or not base or is_itself:
         remedy = f"Load the drafter, and then drafter.load_adapter({os.fspath(name)!r})."
-        raise refusal(field, "the drafter's folder or Hub name", base, remedy)
+        raise invalid_argument(field, "the drafter's folder or Hub name", base, remedy)
     of_base = {key: download[key] for key in _OF_BOTH if key in download}
     if not os.path.isdir(name) and "local_files_only" in download:
         of_base["local_files_only"] = download["local_files_only"]
@@ -68,7 +68,7 @@ def base_of(name: FolderOrName, download: Download) -> tuple[str, Download]:
 
 
 def stored_config(name: FolderOrName, download: Download) -> StoredConfig:
-    """Read config.json of a model, or of the one that an adapter belongs to."""
+    """Read the config.json of a model; for an adapter, that of the drafter that it belongs to."""
     stored = read_config(name, download)
     if stored is None:
         return stored_config(*base_of(name, download))
@@ -76,7 +76,7 @@ def stored_config(name: FolderOrName, download: Download) -> StoredConfig:
 
 
 def unread_fields(name: FolderOrName) -> list[str]:
-    """Name the fields of a loaded drafter's config.json that are neither read nor known to change no draft."""
+    """List the fields of a loaded drafter's config.json that are not read although they may change drafts."""
     stored = stored_config(name, {"local_files_only": True})
     found = format_of(stored)
     if found is None:
@@ -85,7 +85,7 @@ def unread_fields(name: FolderOrName) -> list[str]:
 
 
 def drafter_config(name: FolderOrName) -> DominoConfig:
-    """Read the configuration of a drafter or an adapter, a folder or a Hub name, without its weights."""
+    """Read the configuration of a drafter or an adapter from a folder or Hub name, without its weights."""
     config = interpret(stored_config(name, {}))[1]
     if read_config(name, {}) is None:
         _record_target(config, name, {})
@@ -98,10 +98,10 @@ def load_adapted(load: Callable[..., Any], name: FolderOrName, *args: Any, **arg
     Args:
         load (`Callable`): `DominoDraftModel.from_pretrained`, which also loads a drafter that is an adapter itself.
         name (`str` or `PathLike`): The adapter's folder or Hub name.
-        args, arguments: Those of `from_pretrained`.
+        args, arguments: Arguments of `from_pretrained`.
 
     Returns:
-        `tuple`: The drafter, and what Transformers says of loading it.
+        `tuple`: The drafter, and Transformers' loading info.
     """
     download = {key: arguments.pop(key) for key in DOWNLOAD_ARGUMENTS if key in arguments}
     base, of_base = base_of(name, download)
@@ -119,16 +119,16 @@ def _merge(drafter: Any, name: str, download: Download) -> Any:
     field = f"the adapter {name}"
     try:
         tensors = load_peft_weights(name, device="cpu", **download)
-        # On the meta device first: nothing is made in sizes that only its configuration tells.
+        # The adapter is created on the meta device, so that sizes that only its configuration states take no memory.
         adapted = PeftModel.from_pretrained(drafter, name, low_cpu_mem_usage=True, **download)
-        # PEFT would look for embeddings in the drafter's folder, whose configuration it cannot read if it is another's.
+        # For embeddings, PEFT would read the configuration in the drafter's folder, which may be in another format.
         described = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
         merged = None
         if described == set(tensors):
             merged = adapted.merge_and_unload()
-    except Exception as error:  # PEFT's own, of any class, name neither the file nor the field
+    except Exception as error:  # PEFT raises errors of any class, which name neither the file nor the field
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise refusal(field, "one that PEFT can merge into its drafter", reason, AGAIN) from error
+        raise invalid_argument(field, "one that PEFT can merge into its drafter", reason, AGAIN) from error
     if merged is None:
         lost = described - set(tensors)
         word = "without"
@@ -136,19 +136,19 @@ def _merge(drafter: Any, name: str, download: Download) -> Any:
             lost = set(tensors) - described
             word = "with"
         value = f"a file {word} {shown(sorted(one.removeprefix(PREFIX) for one in lost))}"
-        raise refusal(field, "of the tensors that its configuration describes", value, AGAIN)
+        raise invalid_argument(field, "of the tensors that its configuration describes", value, AGAIN)
     check_loaded(tensors, missing=())
     merged.__dict__.pop("peft_config", None)
     return merged.requires_grad_(True)
 
 
 def finish_saving(folder: str | os.PathLike, config: DominoConfig, is_adapter: bool) -> None:
-    """Write an adapter's target beside it, and delete what an earlier training of the other form left in the folder.
+    """Write an adapter's target beside it, and delete files that an earlier training in the other form left behind.
 
     Args:
-        folder (`str` or `PathLike`): Where a drafter or an adapter was saved.
-        config (`DominoConfig`): The drafter's, which names the target.
-        is_adapter (`bool`): Whether an adapter was saved, and not a whole drafter.
+        folder (`str` or `PathLike`): The folder in which a drafter or an adapter was saved.
+        config (`DominoConfig`): The drafter's configuration, which records the target.
+        is_adapter (`bool`): Whether an adapter was saved instead of a whole drafter.
     """
     for pattern in WHOLE_FILES if is_adapter else ADAPTER_FILES:
         for path in Path(folder).glob(pattern):
@@ -158,7 +158,7 @@ def finish_saving(folder: str | os.PathLike, config: DominoConfig, is_adapter: b
 
 
 def _record_target(config: DominoConfig, name: FolderOrName, download: Download) -> None:
-    """Let a configuration name the target of the adapter, where its folder does."""
+    """Record the target of an adapter in a configuration, if the adapter's folder names one."""
     path = find_file(name, TARGET_FILE, download)
     if path is not None and (target := TargetIdentity.from_dict(read_object(path))):
         target.record_in(config)

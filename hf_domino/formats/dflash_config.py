@@ -1,12 +1,13 @@
-"""Checkpoints with a `dflash_config`: of z-lab, SpecForge, the authors of Domino, Model-Optimizer.
+"""Checkpoints with a `dflash_config`: of z-lab, SpecForge, Model-Optimizer, and the authors of Domino and XPress.
 
-And those that have its fields at the top alone: DeepSpec's DFlash and DSpark, AngelSpec's DFly, verl-SpeCo's Domino,
-and Transformers' own DFlash drafter, `MuseGlimmerAssistantModel`. Of that one, whose configuration says nothing of its
-target, a query of a sliding layer sees all of its block, and as many positions before its own as the window has.
+This module also reads checkpoints that have the same fields only at the top level: DeepSpec's DFlash and DSpark,
+AngelSpec's DFly, verl-SpeCo's Domino, and Transformers' own DFlash drafter, `MuseGlimmerAssistantModel`. The
+configuration of the last one says nothing about its target. In its sliding layers, a query sees its whole block, and as
+many positions before its own as the window has.
 
-Fields of the drafter stand in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs
-are read from 0, as ours do. Layers that `layer_types` calls sliding are causal inside the block unless `causal` says
-otherwise; those of `use_swa`, which are all, are not (`_resolve_layer_attention` of vLLM).
+The drafter's fields are in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs are
+read from 0, as ours do. Layers that `layer_types` marks as sliding are causal inside the block unless `causal` says
+otherwise. `use_swa` without `layer_types` makes all layers sliding and not causal (`_resolve_layer_attention` of vLLM).
 
 Sources: `specforge/modeling/draft/{dflash,domino}.py` and `configs/` of sgl-project/SpecForge (a6b6b02),
 `dflash/model.py` of z-lab/dflash (44947fb), `modelopt/torch/export/plugins/hf_spec_export.py` of
@@ -16,7 +17,7 @@ NVIDIA/Model-Optimizer (0371364), `angelspec/models/` and `config/` of Tencent/A
 
 from __future__ import annotations
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import SLIDING
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import (
@@ -26,10 +27,10 @@ from hf_domino.formats.fields import (
     CORRECT_IT,
     DECODER_SIZES,
     FUSION,
-    OF_TARGETS,
     READ_OF_BLOCKS,
     READ_OF_DECODERS,
     ROPE_SECTIONS,
+    TARGET_ONLY,
     Fields,
     Format,
     StoredConfig,
@@ -51,22 +52,23 @@ SECTION = "dflash_config"
 DSPARK_SECTION = "dspark_config"
 DOMINO_CLASS = "DominoDraftModel"
 DFLASH_CLASS = "DFlashDraftModel"
-DFLASH2_CLASS = "DFlash2DraftModel"  # and Automodel's, of a longer name
-DEEPSPEC_CLASS = "Qwen3DSparkModel"  # of its DFlash, too, which has no Markov head
+DFLASH2_CLASS = "DFlash2DraftModel"  # Automodel's class has a longer name that contains this one
+DEEPSPEC_CLASS = "Qwen3DSparkModel"  # also of its DFlash, which has no Markov head
 DFLY_CLASS = "Qwen3DFlyModel"
-XPRESS_CLASS = "Qwen3XPressModel"  # of its authors
-INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI, whose rotary positions turn neighbours together
+XPRESS_CLASS = "Qwen3XPressModel"  # of the authors of XPress
+INTERLEAVED_CLASS = "Lfm2DSparkDraftModel"  # of LiquidAI; its rotary embedding rotates neighbours as a pair
 ARCHITECTURES = {DOMINO_CLASS, DFLASH_CLASS, "Qwen3DFlashDraftModel", DEEPSPEC_CLASS, DFLASH2_CLASS}
 ARCHITECTURES |= {INTERLEAVED_CLASS, DFLY_CLASS, XPRESS_CLASS}
-WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # others are of DFLASH_CLASS
-# At the top or in a section; and of training, or told by the tensors.
+WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # other methods are written as DFLASH_CLASS
+# Fields that are read, at the top level or in a section.
 OWN = """
     projector_type block_size mask_token_id draft_vocab_size num_target_layers target_num_hidden_layers
     target_layer_ids use_swa swa_window_size target_config_digest enable_hidden_correction
     xpress_mlp_hidden xpress_num_passes xpress_block_size
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
-HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *OF_TARGETS.split())
+# Fields that matter only in training, or that follow from the tensors.
+HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *TARGET_ONLY.split())
 MUSE_TYPE = "muse_glimmer_assistant"
 MUSE_TARGET_TYPE = "muse_glimmer_text"
 
@@ -74,28 +76,28 @@ MUSE_TARGET_TYPE = "muse_glimmer_text"
 def _fields(stored: StoredConfig) -> Fields:
     stored = merged(stored, SECTION, DSPARK_SECTION)
     classes = classes_of(stored)
-    is_next = DEEPSPEC_CLASS in classes or "markov_rank" in stored  # restamped, too
+    is_next = DEEPSPEC_CLASS in classes or "markov_rank" in stored  # also if its class was renamed
     is_verl = stored.get("model_type") == DominoConfig.model_type  # verl-SpeCo's, whose backbone is Qwen3's
     if DFLY_CLASS in classes or is_verl:
         required(stored, "hidden_size", "num_attention_heads")
         stored.setdefault("head_dim", stored["hidden_size"] // stored["num_attention_heads"])
-    if DFLY_CLASS in classes:  # which tells a rank of 0, too
+    if DFLY_CLASS in classes:  # its files have a markov_rank, too, which is 0
         is_next = False
         stored[FUSION] = True
-        # The other field counts the layers that are read.
+        # In these files, num_target_layers counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers")
     if is_verl:
-        is_next = True  # it trains in no other order
+        is_next = True  # it trains drafters in no other order
         stored["model_type"] = "qwen3"
-        # In its older files the other field counts the layers that are read.
+        # In its older files, num_target_layers counts the layers that are read.
         stored["num_target_layers"] = stored.get("target_num_hidden_layers", stored.get("num_target_layers"))
     if XPRESS_CLASS in classes:
         stored |= _xpress_fields(stored)
     required(stored, *DECODER_SIZES, "block_size", "mask_token_id")
     if all(section_of(stored, place).get("rope_theta") is None for place in ROPE_SECTIONS):
         required(stored, "rope_theta")
-    # DeepSpec copies its target's partial rotation, and turns whole heads.
-    fields = backbone_fields(stored, turns_whole_heads=is_next) | {
+    # DeepSpec copies its target's partial rotation factor, but rotates whole heads.
+    fields = backbone_fields(stored, rotates_whole_heads=is_next) | {
         "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size"),
         "mask_token_id": stored["mask_token_id"],
@@ -109,7 +111,7 @@ def _fields(stored: StoredConfig) -> Fields:
 
 
 def _xpress_fields(stored: StoredConfig) -> Fields:
-    """Read what the authors of XPress call otherwise than speculators."""
+    """Read the fields that the authors of XPress name differently from speculators."""
     required(stored, "xpress_rank", "xpress_mlp_hidden")
     rank = stored["xpress_rank"]
     width = stored["xpress_mlp_hidden"]
@@ -125,7 +127,7 @@ def _xpress_fields(stored: StoredConfig) -> Fields:
 
 
 def _window_fields(stored: StoredConfig, backbone: Fields) -> Fields:
-    """Apply `use_swa` and a stated causality to the backbone's windows."""
+    """Apply `use_swa` and `causal` to the sliding windows of the backbone."""
     types = backbone.get("layer_types")
     window = backbone.get("sliding_window")
     non_causal = False in (stored.get("causal"), stored.get("is_causal"))
@@ -137,34 +139,34 @@ def _window_fields(stored: StoredConfig, backbone: Fields) -> Fields:
 
 
 def projector_type_of(stored: StoredConfig) -> str:
-    """Read our `projector_type`; the class or a head's field tells it if the field is absent."""
+    """Return our `projector_type`; if the field is absent, it follows from the class or from a head's field."""
     classes = classes_of(stored)
     is_domino = DOMINO_CLASS in classes
-    told = "dflash"
+    implied = "dflash"
     if stored.get("markov_rank"):
-        told = "dspark"
+        implied = "dspark"
     if is_domino:
-        told = "domino"
+        implied = "domino"
     if any(DFLASH2_CLASS in name for name in classes) or stored.get("selector_rank"):
-        told = "dflash2"
+        implied = "dflash2"
     if DFLY_CLASS in classes and stored.get("enable_hidden_correction") is not False:
-        told = "dfly"
+        implied = "dfly"
     if XPRESS_CLASS in classes:
-        told = "xpress"
-    given = stored.get("projector_type") or told
+        implied = "xpress"
+    given = stored.get("projector_type") or implied
     if given not in BLOCK_METHODS:
-        raise refusal(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
+        raise invalid_argument(f"{SECTION}.projector_type", f"one of {', '.join(BLOCK_METHODS)}", given, CANNOT_RUN)
     if is_domino and given != "domino":
-        raise refusal(
+        raise invalid_argument(
             f"{SECTION}.projector_type", f"'domino' as architectures says ({DOMINO_CLASS})", given, CORRECT_IT
         )
     return given
 
 
 def stored_dflash(config: DominoConfig) -> Fields:
-    """Write it as the releases are: sizes and the block at the top, the drafter's own fields inside.
+    """Return a config.json as in the releases: sizes and block size at the top, the drafter's own fields in a section.
 
-    DeepSpec has all of DSpark's at the top, and z-lab the size of DFlash 2's block inside, too.
+    As in DeepSpec, all fields of DSpark are at the top. As in z-lab's files, the section repeats DFlash 2's block size.
     """
     kind = config.projector_type
     section = stored_head(config)
@@ -175,7 +177,7 @@ def stored_dflash(config: DominoConfig) -> Fields:
         "num_target_layers": config.num_target_layers,
     }
     if config.has_sliding_layers and config.sliding_window_non_causal:
-        # Sliding layers are causal in their block where nothing is said; SGLang reads the one, vLLM the other.
+        # Without these fields, sliding layers are causal inside a block. SGLang reads one of them, vLLM the other.
         top["is_causal"] = section["causal"] = False
     if kind == "domino":
         section |= {"projector_type": kind, "shift_label": config.shift_label}
@@ -183,11 +185,11 @@ def stored_dflash(config: DominoConfig) -> Fields:
     elif kind == "dspark":
         section["sample_from_anchor"] = config.shift_label
     elif config.shift_label:
-        section["shift_label"] = True  # ours to read; the others know only the releases' convention
+        section["shift_label"] = True  # only we read it; other projects know only the releases' convention
     if kind == "dflash2":
         section["block_size"] = config.block_size
     if config.target_config_digest is not None:
-        top["target_config_digest"] = config.target_config_digest  # ours to compare
+        top["target_config_digest"] = config.target_config_digest  # only we read it
     return top | (section if kind == "dspark" else {SECTION: section})
 
 
@@ -199,8 +201,8 @@ DFLASH_CONFIG = Format(
         or stored.get("model_type") == DominoConfig.model_type
     ),
     fields=_fields,
-    # Early files nest the head; those of Model-Optimizer that were not exported nest the drafter, and its DSpark's head
-    # stands beside all else. AngelSpec has names of its own for what all have.
+    # Early files nest the head. Model-Optimizer's files nest the drafter if they were not exported, and the head of its
+    # DSpark is not nested. AngelSpec has its own names for the shared tensors.
     renames={
         r"^dflash_module\.": "",
         r"^xpress_head\.w1\.": "refiner_head.token_embed.",

@@ -1,12 +1,14 @@
-"""Draft vocabularies in files: `d2t`, the map from columns to the target's ids, and what is exported to others.
+"""Draft vocabularies in files: `d2t`, which maps columns to the target's ids, and what is exported for other projects.
 
-The id of column i is i + d2t[i], and ids ascend: as in the releases of EAGLE-3, SpecForge and speculators, of which
-some store `t2d` beside it, which says of each of the target's tokens whether it is drafted. speculators also stores
-rows of lm_head, which engines do not take from the target (its `DraftVocabMixin`, and `load_weights` of vLLM's
-`qwen3_dflash.py`). The layout of SpecForge has no such thing for Domino and DFlash: there W2 is of all tokens. Rows of
-tokens that are not drafted are the mean of those that are: what training gave to all of them alike changes no
-distribution, and a token without it would win against all that have it. `t2d` alone is stored beside it, which engines
-pass over, so that the drafter that was exported can be read back, and served by our plugin for vLLM.
+Column i is the token with id i + d2t[i], and ids ascend, as in the releases of EAGLE-3, SpecForge and speculators. Some
+of these also store `t2d`, which says for each of the target's tokens whether it is drafted. speculators also stores the
+drafted rows of lm_head, which engines do not take from the target (its `DraftVocabMixin`, and `load_weights` of vLLM's
+`qwen3_dflash.py`).
+
+SpecForge's layout has no draft vocabulary for Domino and DFlash: its W2 covers all tokens. In such an export, the rows
+of tokens that are not drafted are the mean of those that are. Whatever training added to all drafted rows alike changes
+no distribution, but a token without it would win against all tokens that have it. Only `t2d` is stored beside the
+tensors. Engines ignore it, but with it the exported drafter can be read back, and our plugin for vLLM can serve it.
 
 Shapes: V tokens of the target, D of the draft vocabulary, H hidden size, R low rank.
 """
@@ -19,14 +21,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.source import AGAIN, StoredTensor
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
-# Tensors that are of the draft vocabulary.
+# Tensors that describe the draft vocabulary.
 D2T = "d2t"
 T2D = "t2d"
 SPREAD = (
@@ -41,17 +43,17 @@ NO_HEAD = (
 
 
 def ids_of(d2t: torch.Tensor) -> torch.Tensor:
-    """Return the target's ids of a stored map."""
+    """Return the target's ids that a stored map describes."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
 def t2d_of(token_ids: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Mark the tokens of the target that are among these ids."""
+    """Return a mask of the target's tokens `[V]` that is true for these ids."""
     return torch.zeros(vocab_size, dtype=torch.bool, device=token_ids.device).index_fill(0, token_ids, True)
 
 
 def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """Make the stored map of some of the target's tokens, in any order and none twice.
+    """Create the map to store for some of the target's tokens, given in any order and each only once.
 
     Example:
     ```python
@@ -64,7 +66,7 @@ def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Te
     given = torch.as_tensor(token_ids)
     if given.dim() != 1 or given.is_floating_point():
         remedy = "For the most frequent ones, most_frequent(count_tokens(rows, vocab_size), size) of hf_domino.data."
-        raise refusal("token_ids", "a list of integers", token_ids, remedy)
+        raise invalid_argument("token_ids", "a list of integers", token_ids, remedy)
     ids = given.to(torch.int64).cpu().sort().values
     found = ids - torch.arange(len(ids))
     check_d2t(found, vocab_size, "token_ids", "Give each token of the draft vocabulary once.")
@@ -72,20 +74,20 @@ def d2t_of(token_ids: Sequence[int] | torch.Tensor, vocab_size: int) -> torch.Te
 
 
 def check_d2t(d2t: torch.Tensor, vocab_size: int, field: str = "the checkpoint's d2t", remedy: str = AGAIN) -> None:
-    """Refuse a map that is empty, or whose ids do not ascend or are not the target's."""
+    """Raise an error if a map is empty, or if its ids do not ascend or are not the target's."""
     if not len(d2t) or d2t.dtype not in (torch.int32, torch.int64):
-        raise refusal(field, "at least one integer", f"{len(d2t)} of {d2t.dtype}", remedy)
+        raise invalid_argument(field, "at least one integer", f"{len(d2t)} of {d2t.dtype}", remedy)
     ids = ids_of(d2t)
     if int(ids.min()) < 0 or int(ids.max()) >= vocab_size:
         value = f"ids from {int(ids.min())} to {int(ids.max())}"
-        raise refusal(field, f"of ids in [0, {vocab_size - 1}] (vocab_size={vocab_size})", value, remedy)
+        raise invalid_argument(field, f"of ids in [0, {vocab_size - 1}] (vocab_size={vocab_size})", value, remedy)
     if len(wrong := (ids.diff() <= 0).nonzero()):
         first = int(wrong[0])
-        raise refusal(field, "of ascending ids, none twice", ids[first : first + 2].tolist(), remedy)
+        raise invalid_argument(field, "of ascending ids, none twice", ids[first : first + 2].tolist(), remedy)
 
 
 def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
-    """Make tensors of all tokens, with `t2d` and a whole W2, and a sentence about them."""
+    """Return tensors for all tokens, with `t2d` in place of `d2t` and a whole W2, and a sentence about them."""
     found = dict(tensors)
     ids = ids_of(found.pop(D2T))
     found[T2D] = t2d_of(ids, config.vocab_size)
@@ -99,35 +101,37 @@ def spread(tensors: Tensors, config: DominoConfig) -> tuple[Tensors, str]:
     return found, f"{note}."
 
 
-def untold(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
-    """Check a stored draft vocabulary, and set its size in a configuration that does not tell it."""
-    # Returns the ids [D] if there is t2d alone, as of `spread`, and W2 is of all tokens; else None.
+def read_draft_vocabulary(stored: Mapping[str, StoredTensor], config: DominoConfig) -> torch.Tensor | None:
+    """Validate a stored draft vocabulary, and set its size in a configuration that does not state it.
+
+    Returns the ids `[D]` if only `t2d` is stored, as by [`spread`], so that W2 covers all tokens; else None.
+    """
     d2t, t2d = (stored[name].read().flatten() if name in stored else None for name in (D2T, T2D))
     if d2t is None:
         if t2d is None or config.draft_vocab_size:
             return None
         return drafted_ids(t2d, config.vocab_size)
     if config.draft_vocab_size is None:
-        if len(d2t) == config.vocab_size:  # no map at all
+        if len(d2t) == config.vocab_size:  # all tokens are drafted
             return None
         config.draft_vocab_size = len(d2t)
         config.check()
     check_d2t(d2t, config.vocab_size)
     if t2d is not None and not torch.equal(t2d.nonzero().flatten(), ids_of(d2t)):
-        raise refusal(f"the checkpoint's {T2D}", f"true for the tokens of {D2T} alone", "others", AGAIN)
+        raise invalid_argument(f"the checkpoint's {T2D}", f"true for the tokens of {D2T} alone", "others", AGAIN)
     return None
 
 
 def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """List the ids of the tokens that a stored `t2d` marks."""
+    """Return the ids of the tokens that a stored `t2d` marks."""
     if t2d.shape != (vocab_size,) or t2d.is_floating_point() or not t2d.any():
         expected = f"a truth value for each of {vocab_size} tokens (vocab_size), one of them true"
-        raise refusal(f"the checkpoint's {T2D}", expected, f"{tuple(t2d.shape)} of {t2d.dtype}", AGAIN)
+        raise invalid_argument(f"the checkpoint's {T2D}", expected, f"{tuple(t2d.shape)} of {t2d.dtype}", AGAIN)
     return t2d.nonzero().flatten()
 
 
 def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | None = None) -> tuple[Tensors, str | None]:
-    """Add `t2d`, and the target's rows of lm_head, to tensors; return a sentence too if those are missing."""
+    """Add `t2d` and the drafted rows of the target's lm_head to tensors; without a target, return a warning, too."""
     ids = ids_of(tensors[D2T])
     found = tensors | {T2D: t2d_of(ids, config.vocab_size)}
     if target is None:
@@ -136,5 +140,5 @@ def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | Non
     head = TargetModel(target).readable_head
     if head is None:
         remedy = "Load it without quantisation, adapters and offloading."
-        raise refusal("the target's lm_head", "one whose rows can be read", type(target).__name__, remedy)
+        raise invalid_argument("the target's lm_head", "one whose rows can be read", type(target).__name__, remedy)
     return found | {"lm_head.weight": head.weight.detach()[ids.to(head.weight.device)]}, None

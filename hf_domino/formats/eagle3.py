@@ -1,10 +1,10 @@
-"""Checkpoints of EAGLE-3: of speculators, of SpecForge and SGLang, of its authors, and of NVIDIA's Model-Optimizer.
+"""EAGLE-3 checkpoints of speculators, SpecForge, SGLang, the authors of EAGLE-3 and NVIDIA's Model-Optimizer.
 
-speculators nests the layer as `transformer_layer_config`. The others tell a Llama's configuration, Model-Optimizer with
-an `eagle_config` in it; the authors' class is the target's own, so that a draft vocabulary is what tells theirs. Files
-say by what they hold whether embeddings and lm_head are the drafter's. Captured layers stand in `eagle_config` as ours
-count them; at the top level, as vLLM reads them, the embeddings are 0. Where none are told, they are EAGLE-3's first,
-middle and last of the target.
+speculators nests the layer's configuration as `transformer_layer_config`. The others store a Llama configuration, to
+which Model-Optimizer adds an `eagle_config`. The authors use the target's own class name, so their files are recognised
+by a draft vocabulary. Embeddings and lm_head are the drafter's own if they are stored. Captured layers in
+`eagle_config` are counted as ours are; at the top level, where vLLM reads them, 0 stands for the embeddings. If a file
+lists no layers, they are the first, middle and last ones that EAGLE-3 chooses for the target.
 
 Sources: `src/speculators/models/eagle3/` of vllm-project/speculators (033c87f), `specforge/modeling/draft/
 llama3_eagle.py` of sgl-project/SpecForge (01dd714), `python/sglang/srt/models/llama_eagle3.py` of sgl-project/sglang
@@ -21,8 +21,8 @@ from hf_domino.formats.fields import (
     CANNOT_RUN,
     DECODER_SECTION,
     DECODER_SIZES,
-    OF_TARGETS,
     READ_OF_DECODERS,
+    TARGET_ONLY,
     Fields,
     Format,
     StoredConfig,
@@ -45,12 +45,12 @@ ARCHITECTURES = {
     *("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator", "Eagle3DraftModel"),
     *("LlamaEagle3DraftModel", "GptOssEagle3DraftModel", "Qwen3Eagle3Model"),
 }
-# Of NeMo Automodel and DeepSpec, which copy the target's configuration; DeepSpec counts layers from 0.
+# Classes of NeMo Automodel and DeepSpec, which copy the target's configuration. DeepSpec counts layers from 0.
 AUTOMODEL = {"LlamaEagle3DraftModel", "GptOssEagle3DraftModel"}
 DEEPSPEC = "Qwen3Eagle3Model"
 WINDOWS = ("layer_types", "sliding_window", "use_sliding_window")
 FLAGS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-# What others may say of a drafter, and the one thing that is run here.
+# Fields with which other projects vary a drafter, each with the only value that we support.
 RUN = {
     "use_aux_hidden_state": True,
     "use_input_layernorm_in_first_layer": True,
@@ -81,7 +81,7 @@ def _fields(stored: StoredConfig) -> Fields:
     stored = merged(stored, NESTED)
     classes = classes_of(stored)
     if AUTOMODEL & classes:
-        stored = {name: value for name, value in stored.items() if name not in WINDOWS}  # the target's
+        stored = {name: value for name, value in stored.items() if name not in WINDOWS}  # they are the target's
     if DEEPSPEC in classes:
         required(stored, DEEPSPEC_LAYERS)
         stored["model_type"] = "qwen3"
@@ -91,7 +91,7 @@ def _fields(stored: StoredConfig) -> Fields:
         layer = section_of(stored, DECODER_SECTION)
     else:
         required(stored, *DECODER_SIZES[:4])
-    fields = backbone_fields(layer, turns_whole_heads=DEEPSPEC in classes)
+    fields = backbone_fields(layer, rotates_whole_heads=DEEPSPEC in classes)
     refuse_others_than({"target_hidden_size": fields["hidden_size"]}, stored)
     window = layer.get("sliding_window")
     longest = fields["max_position_embeddings"]
@@ -106,7 +106,7 @@ def _fields(stored: StoredConfig) -> Fields:
         "block_size": BLOCK_SIZE,
         "draft_vocab_size": DRAFT_VOCAB_SIZE if is_nested and size is None else size,
         "mask_token_id": 0,
-        "num_hidden_layers": 1,  # it may be the target's; the file's are counted
+        "num_hidden_layers": 1,  # the stored number may be the target's; the tensors are checked against this one
         "num_target_layers": None,
         "target_layer_ids": ids,
         "projector_type": "eagle3",
@@ -115,7 +115,7 @@ def _fields(stored: StoredConfig) -> Fields:
 
 
 def _check_tensors(stored: StoredConfig, names: Container[str]) -> None:
-    """Refuse embeddings of the drafter's own that are tied to an lm_head which is not stored."""
+    """Raise an error if a drafter has its own embeddings, tied to an lm_head that is not stored."""
     is_tied = merged(stored, NESTED).get("tie_word_embeddings")
     if is_tied and "embed_tokens.weight" in names and "lm_head.weight" not in names:
         raise misfit("tie_word_embeddings", "False without an lm_head of its own", True, CANNOT_RUN)
@@ -128,6 +128,6 @@ EAGLE3 = Format(
     renames={r"^(model\.)?midlayer\.": "layers.0."},
     reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, DECODER_SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
     only=RUN,
-    harmless=("speculators_config", "ttt_*", "embed_requires_grad", *OF_DEEPSPEC.split(), *OF_TARGETS.split()),
+    harmless=("speculators_config", "ttt_*", "embed_requires_grad", *OF_DEEPSPEC.split(), *TARGET_ONLY.split()),
     check_tensors=_check_tensors,
 )

@@ -1,11 +1,11 @@
-"""What serving engines take: their rules for a config.json that we write as data, each with its reason.
+"""What serving engines accept: their rules for the config.json files that we write, as data, each with its reason.
 
-Read in the engines' own code: `speculative/{dflash_utils,domino_utils,dflash_worker_v2}.py` and `models/dflash.py` of
-SGLang 0.5.20 to 0.5.23; `transformers_utils/configs/speculators/`, `model_executor/models/qwen3_dflash.py` and
-`v1/worker/gpu/spec_decode/dflash/` of vLLM 0.32.0 and 0.33.0, which `serving` has more of; `dflash/model.py` of z-lab's
-dflash 0.1.0. For DSpark and DFlash 2 `speculative/dspark_components/dspark_config.py` and
-`models/{dflash,dspark}.py` of SGLang after its pull request 35371;
-`model_executor/models/qwen3_{dspark,dflash2}.py` of vLLM's (0302ff4, 030da62).
+The rules come from the engines' own code: `speculative/{dflash_utils,domino_utils,dflash_worker_v2}.py` and
+`models/dflash.py` of SGLang 0.5.20 to 0.5.23; `transformers_utils/configs/speculators/`,
+`model_executor/models/qwen3_dflash.py` and `v1/worker/gpu/spec_decode/dflash/` of vLLM 0.32.0 and 0.33.0 (see also
+`hf_domino.serving`); `dflash/model.py` of z-lab's dflash 0.1.0. For DSpark and DFlash 2, they come from
+`speculative/dspark_components/dspark_config.py` and `models/{dflash,dspark}.py` of SGLang after its pull request 35371,
+and `model_executor/models/qwen3_{dspark,dflash2}.py` of vLLM (0302ff4, 030da62).
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from string import Template
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, SECTION, projector_type_of
 from hf_domino.formats.fields import (
+    AROUND_LAYERS,
     BLOCK_METHODS,
     CONVOLUTION,
     DECODER_SECTION,
     FUSION,
-    OF_BLOCKS,
     SCALES,
     Format,
     StoredConfig,
@@ -42,37 +42,37 @@ UNSERVED = ("dfly", "xpress")
 
 @dataclass(frozen=True)
 class Rule:
-    """State what an engine requires of one field of a config.json."""
+    """A requirement of an engine on one field of a config.json."""
 
-    names: str  # of the field in the formats; the first that is there counts
+    names: str  # of the field in the formats; the first one that is present counts
     expected: str
-    holds: Callable[[Any], bool]  # whether a value, None if absent, is as expected
-    why: str  # what the engine does otherwise, and the way out
+    holds: Callable[[Any], bool]  # whether a value (None if absent) is as expected
+    why: str  # what the engine does otherwise, and the remedy
     kinds: Collection[str] = BLOCK_METHODS  # the values of projector_type that it applies to
 
 
 @dataclass(frozen=True)
 class Engine:
-    """Describe a program that serves a target with a drafter."""
+    """A program that serves a target with a drafter."""
 
     name: str  # in flags
-    title: str  # with the versions that the rules were read in
+    title: str  # with the versions whose code the rules come from
     reads: tuple[Format, ...]
-    command: Template  # that starts it, of $target, $drafter, $method and $num_draft_tokens
+    command: Template  # that starts it, with $target, $drafter, $method and $num_draft_tokens
     rules: tuple[Rule, ...]
-    note: str  # its requirements of target and machine, and differences from hf_domino
-    window_flag: str | None = None  # of its command, for draft_window_size
+    note: str  # its requirements on target and machine, and differences from hf_domino
+    window_flag: str | None = None  # flag of its command for draft_window_size
     plugin: str | None = None  # that it needs for Domino, and for DFlash with shift_label or convolutions
 
     def plugin_for(self, config: DominoConfig) -> str | None:
-        """Name the plugin that this drafter needs in the engine; None if it needs none."""
+        """Return the name of the plugin that this drafter needs in the engine; None if it needs none."""
         kind = config.projector_type
         needs_it = kind == "domino" or (kind == "dflash" and (config.shift_label or config.conv_kernel_size))
         return self.plugin if needs_it else None
 
     def command_for(self, config: DominoConfig, drafter: str, target: str) -> str:
-        """Write the command that starts it with an exported folder."""
-        method = "dflash"  # as which engines run Domino and DFlash 2, too
+        """Return the command that starts the engine with an exported folder."""
+        method = "dflash"  # engines run Domino and DFlash 2 under this name, too
         count = config.block_size - 1
         if config.projector_type == "dspark":
             method = "dspark"
@@ -86,7 +86,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class Unmet:
-    """Name a field that an engine does not accept, and say why."""
+    """A field that an engine does not accept, with the reason."""
 
     field: str
     expected: str
@@ -94,7 +94,7 @@ class Unmet:
     why: str
 
     def __str__(self) -> str:
-        return str(refusal(self.field, self.expected, self.value, self.why))
+        return str(invalid_argument(self.field, self.expected, self.value, self.why))
 
 
 def _ordered(engine: str, kinds: tuple[str, ...], is_shifted: bool = False) -> Rule:
@@ -209,7 +209,7 @@ ZLAB = Engine(
         Rule("projector_type", "'dflash'", lambda value: False, "It has no other kind.", DOMINO + DSPARK + DFLASH2),
         _READS_HEAD,
         _ordered("It", DFLASH),
-        *_without(OF_BLOCKS, DFLASH),
+        *_without(AROUND_LAYERS, DFLASH),
         Rule(
             "num_target_layers",
             "given",

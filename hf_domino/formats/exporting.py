@@ -1,6 +1,6 @@
-"""A drafter as a folder that other projects read: its config.json in their words, and safetensors.
+"""Export a drafter as a folder that other projects can read: its config.json in their format, and safetensors.
 
-What serving engines will take of it is said before anything is written.
+Before anything is written, the export reports which serving engines will not accept the drafter.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from huggingface_hub import save_torch_state_dict
 from transformers import PreTrainedModel
 from transformers.utils import logging
 
+from hf_domino._common.atomic_writes import atomic_writes, check_writable
 from hf_domino._common.dtypes import dtype_of
-from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import check_writable, whole_files
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import stored_dflash
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
@@ -33,14 +33,14 @@ logger = logging.get_logger(__name__)
 
 FORMATS = {"specforge": stored_dflash, "speculators": stored_speculators}
 MAX_SHARD_SIZE = "5GB"
-OF_HEADS = re.compile(r"\.[qk]_(proj|norm)\.weight$")  # what is rotated
-WEIGHTS = "model*.safetensors*"  # whole, in shards, and their index
+ROTATED_WEIGHTS = re.compile(r"\.[qk]_(proj|norm)\.weight$")  # weights of rotated queries and keys
+WEIGHTS = "model*.safetensors*"  # a single file, or shards and their index
 _HEADLESS = Unmet("lm_head.weight", "stored beside d2t", "none", NO_HEAD)
 
 
 @dataclass(frozen=True)
 class Export:
-    """Describe a folder that was written, and which engines accept it."""
+    """An exported folder, with the engines that do not accept it and their reasons."""
 
     folder: Path
     format: str
@@ -50,9 +50,11 @@ class Export:
 
 
 def stored_config(config: DominoConfig, format: str = "specforge", dtype: torch.dtype | str = torch.bfloat16) -> Fields:
-    """Write a drafter's config.json in another project's words, for weights of this dtype."""
+    """Return a drafter's config.json in another project's format, for weights of this dtype."""
     if format not in FORMATS:
-        raise refusal("format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own.")
+        raise invalid_argument(
+            "format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own."
+        )
     config.check_supports("export")
     described = deepcopy(config)
     described.dtype = dtype_of(dtype)
@@ -61,7 +63,7 @@ def stored_config(config: DominoConfig, format: str = "specforge", dtype: torch.
 
 def refusals(stored: StoredConfig, config: DominoConfig) -> dict[str, tuple[Unmet, ...]]:
     """List the fields of a drafter's config.json, and of its target, that each engine does not accept."""
-    described = {**stored, "target_model_type": config.target_model_type}  # which other projects' files do not tell
+    described = {**stored, "target_model_type": config.target_model_type}  # it is not in other projects' files
     return {name: unmet(described, engine) for name, engine in ENGINES.items()}
 
 
@@ -75,10 +77,12 @@ def export(
     max_shard_size: int | str = MAX_SHARD_SIZE,
     target: PreTrainedModel | None = None,
 ) -> Export:
-    """Write a drafter for others; see [`~DominoDraftModel.export`]."""
+    """Write a drafter for other projects, with the arguments of [`~DominoDraftModel.export`]."""
     folder = Path(folder)
     if engine is not None and engine not in ENGINES:
-        raise refusal("engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to see what each engine accepts.")
+        raise invalid_argument(
+            "engine", f"one of {', '.join(ENGINES)}", engine, "Leave it out to see what each engine accepts."
+        )
     stored = stored_config(drafter.config, format, dtype)
     own = own_tensors(drafter)
     note = None
@@ -98,20 +102,22 @@ def export(
         logger.warning(note)
     tensors = {}
     for name, tensor in own.items():
-        if drafter.config.rope_interleaved and OF_HEADS.search(name):  # engines turn halves
+        if drafter.config.rope_interleaved and ROTATED_WEIGHTS.search(
+            name
+        ):  # engines rotate halves instead of neighbours
             pairs = tensor.unflatten(0, (-1, drafter.config.head_dim // 2, 2))
             tensor = pairs.transpose(1, 2).flatten(0, 2)
         stored_as = name.replace("codebook.weight", "codebook")
         tensors[stored_as] = (tensor.to(dtype_of(dtype)) if tensor.is_floating_point() else tensor).contiguous()
     check_writable(folder, "the folder to export to")
     if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise refusal(
+        raise invalid_argument(
             "the folder to export to",
             "empty",
             str(folder),
             "Choose another folder, or pass overwrite=True (--overwrite).",
         )
-    with whole_files(folder, WEIGHTS) as aside:  # an old shard or index would be read with the new ones
+    with atomic_writes(folder, WEIGHTS) as aside:  # an old shard or index would be read with the new ones
         save_torch_state_dict(tensors, aside, max_shard_size=max_shard_size, metadata={"format": "pt"})
         (aside / CONFIG).write_text(json.dumps(stored, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     files = (CONFIG, *sorted(path.name for path in folder.glob(WEIGHTS)))
@@ -119,14 +125,14 @@ def export(
 
 
 def own_tensors(drafter: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """Return a drafter's tensors; refuse those that its configuration does not describe or that are not in memory."""
+    """Return a drafter's tensors; raise an error if they are not as its configuration describes, or not in memory."""
     tensors = drafter.state_dict()
     described = drafter.config.shapes()
     others = described.items() ^ {name: tuple(tensor.shape) for name, tensor in tensors.items()}.items()
     if others:
         remedy = "Merge an adapter (`merge_and_unload`), or load the drafter without quantisation."
         names = sorted({name for name, _ in others})
-        raise refusal("the drafter's tensors", "those of its configuration", shown(names), remedy)
+        raise invalid_argument("the drafter's tensors", "those of its configuration", shown(names), remedy)
     if away := sorted(name for name, tensor in tensors.items() if tensor.is_meta):
-        raise refusal("the drafter's tensors", "in memory", away, "Load the drafter without offloading.")
+        raise invalid_argument("the drafter's tensors", "in memory", away, "Load the drafter without offloading.")
     return tensors

@@ -1,4 +1,4 @@
-"""Formats, and configurations that others write: what must be there, what must agree, the backbone both ways."""
+"""The description of a format, and helpers to read, validate and write the configurations of other projects."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import FULL, LAYER_TYPES, SIZES, SLIDING, check_rope_numbers
 from hf_domino.configuration.from_target import ROTARY
 
@@ -22,14 +22,15 @@ StoredConfig = Mapping[str, Any]  # a config.json
 Fields = dict[str, Any]  # of a DominoConfig, or of a config.json that is written
 CORRECT_IT = "Download the checkpoint again, or correct its config.json."
 CANNOT_RUN = "hf_domino cannot run this drafter; an engine such as vLLM or SGLang may."
-# Stored beside a drafter's weights by some projects: patterns of tensor names.
+# Patterns of the names of tensors that some projects store beside a drafter's weights.
 TARGET_TENSORS = (
     r"^(model\.)?(embed_tokens|lm_head|verifier_lm_head|verifier_norm)\.weight$",
-    r"^t2d$",  # follows from d2t; alone it says which rows of W2 are the drafter's
-    r"^d2t$",  # of the whole vocabulary: else it is the drafter's
+    r"^t2d$",  # it follows from d2t; without d2t, it says which tokens are drafted
+    r"^d2t$",  # only if it covers the whole vocabulary; otherwise it is the drafter's
     r"(^|\.)rotary_emb\.inv_freq$",
 )
-# Fields of DominoConfig that every decoder of Transformers calls the same; of sizes its defaults are no drafter's.
+# Fields of DominoConfig that have the same names in every decoder of Transformers. Files must state the sizes, because
+# a decoder's default sizes are not a drafter's.
 DECODER_SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_hidden_layers", "num_key_value_heads", "head_dim"),
@@ -39,8 +40,9 @@ DECODER_FIELDS = (
     *("hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps", "attention_dropout"),
     *("bos_token_id", "eos_token_id", "pad_token_id"),
 )
-# Names of one thing, with what each says of it where it is true. A position predicts the token after it: ours and
-# SpecForge's, that of speculators and DeepSpec, one of restamped releases, and vLLM's of a block whose anchor is spare.
+# Names of one property, that a block position predicts the token after it, each with its value if that is so. They are
+# the name that we and SpecForge use, that of speculators and DeepSpec, one of releases whose class was renamed, and
+# vLLM's name for a block with a spare anchor.
 ORDER = {
     "shift_label": True,
     "sample_from_anchor": True,
@@ -50,10 +52,10 @@ ORDER = {
 ROPE_SECTIONS = ("rope_parameters", "rope_scaling")
 DECODER_SECTION = "transformer_layer_config"
 SECTIONS = ("dflash_config", "dspark_config", "eagle_config", DECODER_SECTION, "speculators_config")
-# What is done in other block drafters, but not here.
-NOT_DONE = ["attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal"]
-NOT_DONE += ["log_snr_conditioning"]
-# Fields of a decoder that are read, and those of its rotary positions.
+# Features of other block drafters that are not implemented here.
+UNSUPPORTED = ["attention_sink_bias", "add_swa_attention_sink_bias", "is_causal", "causal", "dflash_query_causal"]
+UNSUPPORTED += ["log_snr_conditioning"]
+# Fields that are read of a decoder, and of its rotary embedding.
 OF_DECODERS = """
     model_type architectures dtype torch_dtype rope_theta partial_rotary_factor attention_bias mlp_bias
     layer_types sliding_window use_sliding_window
@@ -63,27 +65,27 @@ OF_ROPE = """
     mscale mscale_all_dim low_freq_factor high_freq_factor partial_rotary_factor
 """
 READ_OF_DECODERS = (*DECODER_FIELDS, *ROPE_SECTIONS, *ROTARY, *OF_DECODERS.split())
-# Patterns of fields that change no draft, whoever writes them: of Transformers and its older versions, of training, and
-# of images.
-OF_OTHERS = """
+# Patterns of fields that change no draft, whoever writes them: fields of Transformers and its older versions, of
+# training, and of images.
+HARMLESS_ANYWHERE = """
     auto_map *attn_implementation* torchscript pruned_heads add_cross_attention tie_encoder_decoder use_bfloat16
     tf_legacy_loss max_window_layers pretraining_tp tie_word_embeddings *_version *revision verifier*
     num_anchors max_anchors loss_* *_loss* lambda_* train* target_*model_type
     mrope_section mrope_interleaved parallel_drafting
 """
-# And of configurations that are copies of the target's: what is the target's alone.
-OF_TARGETS = """
+# The same for configurations that are copies of the target's: fields that only matter to the target.
+TARGET_ONLY = """
     attn_output_gate output_gate_type full_attention_interval linear_* mtp_* mamba_* mlp_only_layers num_experts*
     moe_* *shared_expert* router_* decoder_sparse_step norm_topk_prob text_config vision_config image_* video_* vision_*
 """
 EMPTY: tuple[Any, ...] = (None, "", [], {})  # false and 0 may mean something
-HARMLESS = (*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *OF_OTHERS.split())
+HARMLESS = (*PreTrainedConfig().to_dict(), *GenerationConfig().to_dict(), *HARMLESS_ANYWHERE.split())
 CONVOLUTION = "conv_kernel_size"
 SCALES = ("input_embedding_scale", "output_multiplier", "final_logit_softcapping")
 FUSION = "layer_fusion"
-OF_BLOCKS = (CONVOLUTION, FUSION, *SCALES)  # what is done around a block's layers
-# Of each method that other projects write alike the fields of its head that files tell, and those that they may leave
-# out.
+AROUND_LAYERS = (CONVOLUTION, FUSION, *SCALES)  # what is computed around a block's layers
+# For each method that other projects write in the same way: the fields of its head that files must state, and those
+# that they may leave out.
 HEADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "domino": (("emb_dim", "gru_hidden_dim"), ("pure_draft_prefix_len",)),
     "dflash": ((), ()),
@@ -95,42 +97,42 @@ HEADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 BLOCK_METHODS = tuple(HEADS)
 CODEBOOKS = {
     f"{name}_codebook$": f"{name}_codebook.weight" for name in ("predecessor", "successor")
-}  # its matrices, as all others store them
+}  # DFlash 2's matrices, as all other projects name them
 CONV_GROUP = "conv_group_size"
 READ_OF_HEADS = tuple(name for told_and_options in HEADS.values() for names in told_and_options for name in names)
-READ_OF_BLOCKS = (*READ_OF_HEADS, *ORDER, *OF_BLOCKS, CONV_GROUP)
-LABELS = "num_labels"  # of a classifier; Transformers makes a list of as many
+READ_OF_BLOCKS = (*READ_OF_HEADS, *ORDER, *AROUND_LAYERS, CONV_GROUP)
+LABELS = "num_labels"  # of a classifier; Transformers creates a list of that length
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
 
 @dataclass(frozen=True)
 class Format:
-    """Describe how a project stores drafters."""
+    """How a project stores drafters."""
 
     name: str  # in errors
     matches: Callable[[StoredConfig], bool]  # whether a configuration is of this format
-    # The fields of DominoConfig that a configuration describes; a ValueError if one is missing or cannot be run.
+    # Returns the fields of DominoConfig that a configuration describes; a ValueError if one is missing or unsupported.
     fields: Callable[[StoredConfig], Fields]
-    renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in turn
-    reads: Iterable[str] = ()  # its fields that are read, beside those of a decoder where it nests that
-    only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(NOT_DONE, False))  # what alone is run here
-    harmless: Sequence[str] = ()  # patterns of its fields that change no draft, beside [`HARMLESS`]
-    # Refuses what a configuration says against the names of the tensors beside it.
+    renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in this order
+    reads: Iterable[str] = ()  # its fields that are read, besides those of a nested decoder
+    only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(UNSUPPORTED, False))  # only supported values
+    harmless: Sequence[str] = ()  # patterns of its fields that change no draft, besides [`HARMLESS`]
+    # Raises an error if a configuration contradicts the names of the stored tensors.
     check_tensors: Callable[[StoredConfig, Container[str]], None] = lambda stored, names: None
 
     def rename(self, name: str) -> str:
-        """Give a stored tensor's name in our words."""
+        """Return our name of a stored tensor."""
         for pattern, replacement in self.renames.items():
             name = re.sub(pattern, replacement, name)
         return name
 
     def refuse_what_is_not_run(self, stored: StoredConfig) -> None:
-        """Refuse fields that would change what is computed in a way that is not implemented here."""
+        """Raise an error for fields that would change the computation in a way that is not implemented here."""
         for _, place in places_of(stored):
             refuse_others_than(self.only, place)
 
     def unread(self, stored: StoredConfig) -> list[str]:
-        """Name the fields of a configuration that say something and are neither read nor harmless."""
+        """List the fields of a configuration that have a value and are neither read nor harmless."""
         own = {*self.reads, *self.only}
         found = []
         for prefix, place in places_of(stored):
@@ -148,7 +150,7 @@ class Format:
 
 
 def places_of(stored: StoredConfig) -> list[tuple[str, StoredConfig]]:
-    """List a configuration and its sections, each with what stands before names of its fields."""
+    """List a configuration and its sections, each with the prefix of its fields' names."""
     found = [("", stored)]
     for prefix, place in found:
         for name in (*SECTIONS, *ROPE_SECTIONS):
@@ -158,41 +160,41 @@ def places_of(stored: StoredConfig) -> list[tuple[str, StoredConfig]]:
 
 
 def is_of_target(name: str) -> bool:
-    """Tell whether a stored tensor is the target's, not one of the drafter's weights."""
+    """Return whether a stored tensor is the target's, not one of the drafter's weights."""
     return any(re.search(pattern, name) for pattern in TARGET_TENSORS)
 
 
 def misfit(name: str, expected: Any, value: Any, remedy: str = CORRECT_IT) -> ValueError:
-    """Make the error about a field of a checkpoint's config.json."""
-    return refusal(f"{name} in the checkpoint's config.json", expected, value, remedy)
+    """Create the error about a field of a checkpoint's config.json."""
+    return invalid_argument(f"{name} in the checkpoint's config.json", expected, value, remedy)
 
 
 def required(stored: StoredConfig, *names: str) -> None:
-    """Refuse a configuration, or a section of it, without one of these fields."""
+    """Raise an error if a configuration, or a section of it, lacks one of these fields."""
     for name in names:
         if stored.get(name) is None:
             raise misfit(name, "given", None)
 
 
 def refuse_others_than(only: Mapping[str, Any], stored: StoredConfig) -> None:
-    """Refuse fields that have another value than the one that is run here."""
+    """Raise an error for fields that have another value than the one that is supported here."""
     for name, value in only.items():
         if stored.get(name) not in (None, value):
             raise misfit(name, value, stored[name], CANNOT_RUN)
 
 
 def predicts_next(stored: StoredConfig, default: bool) -> bool:
-    """Tell whether position k of a block predicts the token after it; `default` holds for files that do not say."""
-    return _agreed([stored], ORDER, default)  # read in the wrong order, hardly a draft is accepted
+    """Return whether position k of a block predicts the token after it; `default` is for files that do not say."""
+    return _agreed([stored], ORDER, default)  # with the wrong order, hardly any draft would be accepted
 
 
 def rope_interleaved(stored: StoredConfig, default: bool) -> bool:
-    """Tell whether rotary positions turn neighbours together, from any of [`ROTARY`], wherever it may stand."""
+    """Return whether the rotary embedding rotates neighbours as a pair, from any field of [`ROTARY`] in any section."""
     return _agreed([place for _, place in places_of(stored)], ROTARY, default)
 
 
 def _agreed(places: Sequence[StoredConfig], names: Mapping[str, bool], default: bool) -> bool:
-    """Read what is said by any of several names, which must agree."""
+    """Read a property that files state under any of several names; raise an error if these disagree."""
     found = default
     said = [(name, place[name]) for place in places for name in names if place.get(name) is not None]
     for index, (name, value) in enumerate(said):
@@ -205,25 +207,25 @@ def _agreed(places: Sequence[StoredConfig], names: Mapping[str, bool], default: 
 
 
 def head_fields(stored: StoredConfig, method: str) -> Fields:
-    """Read what a method has behind its backbone's layers and around them; a cap of 0 is none."""
-    told, options = HEADS[method]
-    required(stored, *told)
-    found = {name: stored[name] for name in (*told, *options) if stored.get(name) is not None}
-    found |= {name: stored[name] for name in (*OF_BLOCKS, CONV_GROUP) if stored.get(name)}
+    """Read the fields of a method's head, and of what it computes around its layers; a soft cap of 0 means none."""
+    needed, options = HEADS[method]
+    required(stored, *needed)
+    found = {name: stored[name] for name in (*needed, *options) if stored.get(name) is not None}
+    found |= {name: stored[name] for name in (*AROUND_LAYERS, CONV_GROUP) if stored.get(name)}
     return found | ({"draft_pool_size": found["selector_top_k"]} if method == "dflash2" else {})
 
 
 def stored_head(config: DominoConfig) -> Fields:
-    """Write what [`head_fields`] reads."""
-    told, options = HEADS[config.projector_type]
-    around = [name for name in OF_BLOCKS if getattr(config, name)]
+    """Return the fields that [`head_fields`] reads, for a config.json."""
+    needed, options = HEADS[config.projector_type]
+    around = [name for name in AROUND_LAYERS if getattr(config, name)]
     if config.conv_kernel_size:
         around.append(CONV_GROUP)
-    return {name: value for name in (*told, *options, *around) if (value := getattr(config, name)) is not None}
+    return {name: value for name in (*needed, *options, *around) if (value := getattr(config, name)) is not None}
 
 
 def classes_of(stored: StoredConfig) -> set[str]:
-    """List the classes that a configuration names."""
+    """Return the names of the classes in a configuration's `architectures`."""
     classes = stored.get("architectures") or []
     if not isinstance(classes, list) or not all(isinstance(name, str) for name in classes):
         raise misfit("architectures", "a list of texts", classes)
@@ -231,7 +233,7 @@ def classes_of(stored: StoredConfig) -> set[str]:
 
 
 def section_of(stored: StoredConfig, name: str) -> StoredConfig:
-    """Return a section of a configuration, empty if there is none."""
+    """Return a section of a configuration; empty if it is missing."""
     section = stored.get(name)
     if section is not None and not isinstance(section, dict):
         raise misfit(name, "an object", section)
@@ -239,7 +241,7 @@ def section_of(stored: StoredConfig, name: str) -> StoredConfig:
 
 
 def merged(stored: StoredConfig, *sections: str) -> Fields:
-    """Put the fields of sections beside those of the top level, with which they must agree."""
+    """Merge the fields of sections into those of the top level; raise an error if they disagree."""
     found = dict(stored)
     for section in sections:
         given = {name: value for name, value in section_of(stored, section).items() if value is not None}
@@ -250,29 +252,30 @@ def merged(stored: StoredConfig, *sections: str) -> Fields:
     return found
 
 
-def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> Fields:
-    """Read the backbone's fields of a decoder's configuration, with its architecture's defaults.
+def backbone_fields(stored: StoredConfig, rotates_whole_heads: bool = False) -> Fields:
+    """Read the backbone's fields from a decoder's configuration, with its architecture's defaults.
 
     Args:
         stored (`Mapping`): The configuration.
-        turns_whole_heads (`bool`, *optional*, defaults to `False`): Whether a partial rotation in it means nothing.
+        rotates_whole_heads (`bool`, *optional*, defaults to `False`): Whether the drafter rotates whole heads, so that
+            a partial rotation factor is ignored.
     """
     top = stored.get("rope_theta")
     for place in ROPE_SECTIONS:
         check_rope_numbers(section_of(stored, place), place)
         nested = section_of(stored, place).get("rope_theta")
-        # Both may be there with different values: Transformers 5 leaves the class's default beside the real one.
+        # They can differ, because Transformers 5 leaves the class's default beside the real value.
         if None not in (top, nested) and top != nested:
             raise misfit("rope_theta", f"{nested} as in {place}", top)
     decoder = decoder_of(stored)
     for name in ("attention_bias", "mlp_bias"):
         if getattr(decoder, name, False):
-            raise refusal(name, False, True, CANNOT_RUN)
+            raise invalid_argument(name, False, True, CANNOT_RUN)
     values = {name: getattr(decoder, name, None) for name in DECODER_FIELDS}
     if values["head_dim"] is None:
         values["head_dim"] = decoder.hidden_size // decoder.num_attention_heads
     values["dtype"] = next((stored[name] for name in DTYPE_FIELDS if stored.get(name) is not None), None)
-    values["rope_parameters"] = _rope_parameters(decoder, turns_whole_heads)
+    values["rope_parameters"] = _rope_parameters(decoder, rotates_whole_heads)
     values |= window_fields(getattr(decoder, "layer_types", None), getattr(decoder, "sliding_window", None))
     return {name: value for name, value in values.items() if value is not None}
 
@@ -280,7 +283,7 @@ def backbone_fields(stored: StoredConfig, turns_whole_heads: bool = False) -> Fi
 def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> Fields:
     """Return the fields of sliding layers, whose windows count the query's own position; none if no layer slides."""
     if others := sorted(set(layer_types or ()) - set(LAYER_TYPES)):
-        raise refusal("layer_types", f"each one of {LAYER_TYPES}", others, CANNOT_RUN)
+        raise invalid_argument("layer_types", f"each one of {LAYER_TYPES}", others, CANNOT_RUN)
     if SLIDING not in (layer_types or ()):
         return {}
     if window is None:
@@ -289,7 +292,7 @@ def window_fields(layer_types: Any, window: Any, non_causal: bool = False) -> Fi
 
 
 def stored_backbone(config: DominoConfig) -> Fields:
-    """Write the backbone as a complete Qwen3 configuration, so that no reader's defaults matter."""
+    """Return the backbone as a complete Qwen3 configuration, so that no reader's defaults matter."""
     rope = dict(config.rope_parameters or {})
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}
     return {name: getattr(config, name) for name in DECODER_FIELDS} | {
@@ -310,23 +313,23 @@ def stored_backbone(config: DominoConfig) -> Fields:
 
 
 def decoder_of(stored: StoredConfig) -> PreTrainedConfig:
-    """Build the decoder's configuration of Transformers, Qwen3's unless `model_type` names another."""
+    """Build Transformers' configuration of the decoder: Qwen3's, unless `model_type` names another."""
     model_type = stored.get("model_type") or "qwen3"
     if model_type not in CONFIG_MAPPING:
         remedy = "A newer version of transformers may know it."
-        raise refusal("model_type of the backbone", "one that transformers knows", model_type, remedy)
+        raise invalid_argument("model_type of the backbone", "one that transformers knows", model_type, remedy)
     depth = stored.get("num_hidden_layers")
     (_, most) = SIZES["num_hidden_layers"]
-    if isinstance(depth, int) and depth > most:  # Transformers makes a list of them
+    if isinstance(depth, int) and depth > most:  # Transformers creates a list of that length
         raise misfit("num_hidden_layers", f"at most {most}", depth)
     return CONFIG_MAPPING[model_type].from_dict({name: value for name, value in stored.items() if name != LABELS})
 
 
-def _rope_parameters(decoder: PreTrainedConfig, turns_whole_heads: bool) -> Fields:
+def _rope_parameters(decoder: PreTrainedConfig, rotates_whole_heads: bool) -> Fields:
     given = getattr(decoder, "rope_parameters", None) or {}
     rope = {name: value for name, value in given.items() if value is not None and name not in ROTARY}
     if "rope_theta" not in rope:
-        raise refusal("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
-    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0 and not turns_whole_heads:
-        raise refusal("partial_rotary_factor", 1.0, partial, CANNOT_RUN)
+        raise invalid_argument("rope_parameters", "one for all layers, with rope_theta", rope, CANNOT_RUN)
+    if (partial := rope.pop("partial_rotary_factor", 1.0)) != 1.0 and not rotates_whole_heads:
+        raise invalid_argument("partial_rotary_factor", 1.0, partial, CANNOT_RUN)
     return {"rope_type": "default"} | rope

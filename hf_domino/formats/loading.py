@@ -1,8 +1,9 @@
-"""A checkpoint of another format, told to Transformers' `from_pretrained` in its own words.
+"""Load checkpoints of any format with Transformers' own `from_pretrained`.
 
-These are a configuration and new names for tensors. Everything else is left to it: shards, dtypes, devices, revisions,
-downloads. Before anything is built, a configuration's tensors are compared with those that the headers of its files
-tell: a size that stands in config.json alone could ask for any amount of memory.
+A checkpoint is translated into a configuration and new names for its tensors. Everything else is left to Transformers:
+shards, dtypes, devices, revisions, downloads. Before anything is built, the tensors that a configuration describes are
+compared with those in the headers of its files, because a size that is only in config.json could ask for any amount of
+memory.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from transformers.activations import ACT2FN
 from transformers.utils import logging
 from transformers.utils.hub import resolve_revision
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import WIDTH
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, all_fields, config_classes
 from hf_domino.formats.dflash_config import INTERLEAVED_CLASS
-from hf_domino.formats.draft_vocabulary import untold
+from hf_domino.formats.draft_vocabulary import read_draft_vocabulary
 from hf_domino.formats.fields import (
     CANNOT_RUN,
     CORRECT_IT,
@@ -45,11 +46,11 @@ logger = logging.get_logger(__name__)
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
-DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other
+DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies no other matrices
 NAME = "pretrained_model_name_or_path"
 MOST_SHOWN = 4  # names of tensors in an error
-# Tensors that only other kinds have, by parts of their names.
-OF_OTHERS = {
+# Parts of tensor names that only occur in other methods or in quantised files.
+METHOD_OF_TENSORS = {
     "k_proj_target": "DFlare",
     "lilicorr": "LiLiCorr",
     ".qweight": "quantised weights",
@@ -64,9 +65,17 @@ WHICH_LAYERS = (
 
 
 def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
-    """Set the arguments of `from_pretrained` that load a checkpoint; return ids of a vocabulary to restrict it to."""
-    # Set are config, key_mapping, use_safetensors and, for the Hub, revision; fields of DominoConfig are taken out.
-    # Arguments of an adapter stay. The ids are [D], and None for most checkpoints.
+    """Set the arguments of `from_pretrained` so that they load a checkpoint.
+
+    Args:
+        name (`str` or `PathLike`, *optional*): The checkpoint's folder or Hub name.
+        arguments (`dict`): Arguments of `from_pretrained`. This function sets `config`, `key_mapping`,
+            `use_safetensors`, `force_download` and, for the Hub, `revision`, and removes fields of [`DominoConfig`]. If
+            the checkpoint is an adapter, the fields stay.
+
+    Returns:
+        `torch.Tensor`: The ids `[D]` of a draft vocabulary to restrict the drafter to, or None for most checkpoints.
+    """
     arguments["use_safetensors"] = True  # a pickle can hold anything
     if not isinstance(name, (str, os.PathLike)):
         if arguments.get("config") is not None and arguments.get("state_dict") is not None:
@@ -75,8 +84,8 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
     download = _pinned(name, arguments)
     found = OURS
     has_config = isinstance(arguments.get("config"), PreTrainedConfig)
-    # None of it asks for all tokens, whatever is stored
-    is_told = has_config or "draft_vocab_size" in arguments
+    # draft_vocab_size=None asks for all tokens, whatever is stored.
+    has_explicit_vocabulary = has_config or "draft_vocab_size" in arguments
     if not has_config:
         stored = read_config(arguments.get("config") or name, download)
         if stored is None:
@@ -91,15 +100,15 @@ def translate(name: Any, arguments: dict[str, Any]) -> torch.Tensor | None:
         found.check_tensors(stored, tensors)
         arguments["config"].follow_tensors({name: tensor.shape for name, tensor in tensors.items()})
     token_ids = None
-    if not is_told:
-        token_ids = untold(tensors, arguments["config"])
+    if not has_explicit_vocabulary:
+        token_ids = read_draft_vocabulary(tensors, arguments["config"])
     check_tensors(arguments["config"], found, tensors)
-    arguments["force_download"] = False  # all of it is here now
+    arguments["force_download"] = False  # everything has been downloaded by now
     return token_ids
 
 
 def _pinned(name: FolderOrName, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments of a download; set `revision`, so that every file is of one commit."""
+    """Return the arguments of a download, and set `revision` so that all files come from one commit."""
     download = {key: arguments[key] for key in DOWNLOAD_ARGUMENTS if key in arguments}
     if not os.path.isdir(name):
         check_source(os.fspath(name), NAME, **download)
@@ -110,16 +119,18 @@ def _pinned(name: FolderOrName, arguments: dict[str, Any]) -> dict[str, Any]:
 
 
 def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) -> tuple[Format, DominoConfig]:
-    """Find the format of a configuration, and read it as ours, with fields to set in it."""
+    """Return the format of a configuration, and read it as a [`DominoConfig`], in which `overrides` replace fields."""
     found = format_of(stored)
     for part in (stored, *stored.values()):
         if isinstance(part, Mapping) and (quantised := part.get("quantization_config")) is not None:
-            raise refusal("quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}")
+            raise invalid_argument(
+                "quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}"
+            )
     if found is not OURS and stored is not None:
         refuse_others(stored)
     if found is None:
         required(stored, "model_type")
-        DominoConfig.from_dict(dict(stored))  # says what it is not
+        DominoConfig.from_dict(dict(stored))  # raises an error that it is not a drafter
     assert found is not None
     return found, _config(found, stored, dict(overrides or {}))
 
@@ -142,18 +153,18 @@ def _config(found: Format, stored: StoredConfig, overrides: Fields) -> DominoCon
         LookupError,
         AttributeError,
         ArithmeticError,
-    ) as error:  # of Transformers' configurations
+    ) as error:  # raised by Transformers' configurations
         reason = " ".join(str(error).split())
         raise ValueError(f"config.json ({found.name}) cannot be read: {reason}. {CORRECT_IT}") from error
 
 
 def _check_types(fields: Fields, overrides: Fields) -> None:
-    """Check types first: a text compared with a range gives an error that does not name the field."""
-    for name, annotation in all_fields().items():  # texts, such as "list[int] | None"
+    """Check types before ranges, because comparing a text with a range raises an error that does not name the field."""
+    for name, annotation in all_fields().items():  # annotations are texts, such as "list[int] | None"
         if name in fields and not any(_is_a(kind, fields[name]) for kind in annotation.split(" | ")):
             expected = annotation.replace(" | ", " or ")
             if name in overrides:
-                raise refusal(name, expected, fields[name], "Give another, or leave it out.")
+                raise invalid_argument(name, expected, fields[name], "Give another, or leave it out.")
             raise misfit(name, expected, fields[name])
     dtype = next((fields[name] for name in DTYPE_FIELDS if fields.get(name) is not None), "float32")
     if str(dtype).removeprefix("torch.") not in DTYPES:
@@ -163,7 +174,7 @@ def _check_types(fields: Fields, overrides: Fields) -> None:
 
 
 def _is_a(kind: str, value: Any) -> bool:
-    """Tell whether a value is of a type, given as the text of its annotation."""
+    """Return whether a value has a type, which is given as the text of an annotation."""
     kind, _, inner = kind.removesuffix("]").partition("[")
     found = "None" if value is None else type(value).__name__
     return (found == kind or (found, kind) == ("int", "float")) and (
@@ -172,26 +183,28 @@ def _is_a(kind: str, value: Any) -> bool:
 
 
 def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
-    """Refuse tensors that are missing, of another shape or unknown, and a head that the configuration does not have."""
+    """Raise an error if tensors are missing, unknown, of another shape, or of a head that the configuration lacks."""
     for name in stored:
-        if kind := next((OF_OTHERS[part] for part in OF_OTHERS if part in name), None):
-            raise refusal("the drafter's method", LOADED, f"{kind} ({name})", CANNOT_RUN)
+        if kind := next((METHOD_OF_TENSORS[part] for part in METHOD_OF_TENSORS if part in name), None):
+            raise invalid_argument("the drafter's method", LOADED, f"{kind} ({name})", CANNOT_RUN)
     _check_projector_type(config, stored)
     described = config.shapes()
     parts = _told(config, "projector_type", "num_hidden_layers", "block_size")
     if missing := sorted(described.keys() - stored.keys()):
         remedy = "Save the drafter again with save_pretrained, or download the checkpoint again."
-        raise refusal("the checkpoint's tensors", f"complete ({parts})", f"a file without {shown(missing)}", remedy)
+        raise invalid_argument(
+            "the checkpoint's tensors", f"complete ({parts})", f"a file without {shown(missing)}", remedy
+        )
     for name in sorted(described):
         if (shape := stored[name].shape) != described[name]:
             widths = [field for field, allowed in config.ranges.items() if allowed == WIDTH]
             sizes = _told(config, *widths, "vocab_size", "draft_vocab_size")
             remedy = "Load it with the configuration it was saved with."
-            raise refusal(f"the checkpoint's {name}", f"of shape {described[name]} ({sizes})", shape, remedy)
+            raise invalid_argument(f"the checkpoint's {name}", f"of shape {described[name]} ({sizes})", shape, remedy)
     if extra := sorted(name for name in stored.keys() - described.keys() if not is_of_target(name)):
         remedy = "hf_domino knows no such part of a drafter; load a checkpoint without it."
         expected = f"those of a drafter ({found.name}; {parts})"
-        raise refusal("the checkpoint's tensors", expected, f"also {shown(extra)}", remedy)
+        raise invalid_argument("the checkpoint's tensors", expected, f"also {shown(extra)}", remedy)
 
 
 def _told(config: DominoConfig, *fields: str) -> str:
@@ -199,14 +212,16 @@ def _told(config: DominoConfig, *fields: str) -> str:
 
 
 def check_loaded(tensors: Mapping[str, torch.Tensor], missing: Collection[str]) -> None:
-    """Refuse random weights in the place of missing ones, NaN and infinity: hardly a draft would be accepted."""
+    """Raise an error if tensors are missing (hence random), NaN or infinite: hardly any draft would be accepted."""
     if missing:  # they were there when the headers were read
         remedy = "The checkpoint was changed while it was read. Load it again."
-        raise refusal("the checkpoint's tensors", "complete", f"a file without {shown(sorted(missing))}", remedy)
+        raise invalid_argument(
+            "the checkpoint's tensors", "complete", f"a file without {shown(sorted(missing))}", remedy
+        )
     for name, tensor in tensors.items():
         is_read = type(tensor) is torch.Tensor and not tensor.is_meta
         if is_read and not torch.stack(tensor.aminmax()).isfinite().all():
-            raise refusal(f"the checkpoint's {name}", "finite", "NaN or infinity", AGAIN)
+            raise invalid_argument(f"the checkpoint's {name}", "finite", "NaN or infinity", AGAIN)
 
 
 def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None:
@@ -225,11 +240,13 @@ def _check_projector_type(config: DominoConfig, stored: Collection[str]) -> None
             why = f"it has a correction head: {', '.join(surplus)}"
     if why:
         remedy = f"Set projector_type={fitting!r} in its configuration, or load a {config.title} checkpoint."
-        raise refusal("projector_type", f"{fitting!r} for this checkpoint ({why})", config.projector_type, remedy)
+        raise invalid_argument(
+            "projector_type", f"{fitting!r} for this checkpoint ({why})", config.projector_type, remedy
+        )
 
 
 def shown(names: list[str]) -> str:
-    """Join names of tensors for an error: the first few, and how many there are."""
+    """Join names of tensors for an error message: the first few, and how many there are."""
     first = ", ".join(names[:MOST_SHOWN])
     if len(names) <= MOST_SHOWN:
         return first

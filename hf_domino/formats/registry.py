@@ -1,11 +1,11 @@
-"""The formats that load, in the order in which they are tried, and kinds of drafters that are refused by name."""
+"""The formats that can be loaded, in the order in which they are tried, and methods that are rejected by name."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import OF_TRANSFORMERS, DominoConfig
 from hf_domino.configuration.registry import all_fields
 from hf_domino.formats.dflash_config import DFLASH_CONFIG, MUSE_GLIMMER, SECTION
@@ -13,13 +13,14 @@ from hf_domino.formats.eagle3 import EAGLE3
 from hf_domino.formats.fields import CANNOT_RUN, ROTARY, Fields, Format, StoredConfig
 from hf_domino.formats.speculators import SPECULATORS
 
-ALWAYS_OURS = "draft_pool_size"  # stands in every file that we wrote, and in no other project's
+ALWAYS_OURS = "draft_pool_size"  # in every file that we wrote, and in no other project's
 NAMING_FIELDS = ("architectures", "model_type", "speculators_model_type", "projector_type")
 LOADED = "Domino, DFlash, DFlash 2, DSpark, DFly, XPress or EAGLE-3"
 OTHER_DSPARK, OTHER_EAGLE3, OTHER_DFLASH, OTHER_DFLY, OTHER_XPRESS = (
     f"{name} in another layout" for name in ("DSpark", "EAGLE-3", "DFlash", "DFly", "XPress")
 )
-# Kinds that are not ours: a pattern in the names of their classes and types, and fields that only they set.
+# Methods and layouts that we cannot load, each with a pattern in the names of its classes and types; below, fields that
+# only they set.
 OTHER_KINDS = {
     "P-EAGLE": "peagle",
     "EAGLE, not EAGLE-3": r"eagle(?!3)",
@@ -33,7 +34,7 @@ OTHER_KINDS = {
     "LiLiCorr": "lilicorr",
     "JetSpec": "jetspec",
     "MTP": "mtp",
-    # Known by their names, before fields are read that mean other things there.
+    # These are recognised by name before any field is read, because fields have other meanings there.
     OTHER_EAGLE3: "eagle3",
     OTHER_DFLASH: "dflash",
 }
@@ -46,7 +47,7 @@ OTHER_FIELDS = {
 
 
 def _is_ours(stored: StoredConfig) -> bool:
-    """Tell whether it is ours: another project's Domino has the same `model_type`, and fields of its own or fewer."""
+    """Return whether a file is ours: another project's Domino has the same `model_type`, but other or fewer fields."""
     names = {name for name, value in stored.items() if value not in (None, False)}
     has_ours_alone = names <= all_fields().keys() | DominoConfig.__dataclass_fields__.keys() | OF_TRANSFORMERS
     return stored.get("model_type") == DominoConfig.model_type and (
@@ -55,14 +56,14 @@ def _is_ours(stored: StoredConfig) -> bool:
 
 
 class _OurFields:
-    """The fields of all methods, those that are registered later included."""
+    """The fields of all methods, including methods that are registered later."""
 
     def __iter__(self) -> Iterator[str]:
         return iter((*DominoConfig.__dataclass_fields__, *all_fields(), *OF_TRANSFORMERS, *ROTARY))
 
 
 def _own_fields(stored: StoredConfig) -> Fields:
-    """Return all of a file's fields but the words for rotary positions, which are read wherever they stand."""
+    """Return all fields of a file except those of [`ROTARY`], which are read from any section."""
     fields = {name: value for name, value in stored.items() if name not in ROTARY}
     if isinstance(rope := stored.get("rope_parameters"), dict):
         fields["rope_parameters"] = {name: value for name, value in rope.items() if name not in ROTARY}
@@ -74,7 +75,7 @@ FORMATS = (OURS, EAGLE3, SPECULATORS, MUSE_GLIMMER, DFLASH_CONFIG)
 
 
 def format_of(stored: StoredConfig) -> Format | None:
-    """Find the format of a drafter's config.json; None if it is not a drafter that we know.
+    """Return the format of a drafter's config.json; None if it is not a drafter that we can recognise.
 
     Example:
     ```python
@@ -88,11 +89,11 @@ def format_of(stored: StoredConfig) -> Format | None:
 
 
 def refuse_others(stored: StoredConfig) -> None:
-    """Refuse a configuration of one of [`OTHER_KINDS`] by name."""
+    """Raise an error that names the method if a configuration is of one of [`OTHER_KINDS`]."""
     nested = stored.get(SECTION)
     places = (stored, nested if isinstance(nested, dict) else {})
     names = " ".join(str(place.get(field)) for place in places for field in NAMING_FIELDS).lower()
-    if stored.get("markov_rank") == 0:  # without a Markov head DeepSpec's class is plain DFlash
+    if stored.get("markov_rank") == 0:  # without a Markov head, DeepSpec's class is plain DFlash
         names = names.replace("qwen3dspark", "")
     found = format_of(stored)
     is_markov = found in (SPECULATORS, DFLASH_CONFIG) and any(place.get("markov_rank") for place in places)
@@ -103,4 +104,4 @@ def refuse_others(stored: StoredConfig) -> None:
         evidence = re.findall(pattern, names)
         evidence += [f"{field}={place[field]!r}" for place in places for field in fields if place.get(field)]
         if evidence and not is_read.get(kind):
-            raise refusal("the drafter's method", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)
+            raise invalid_argument("the drafter's method", LOADED, f"{kind} ({evidence[0]})", CANNOT_RUN)

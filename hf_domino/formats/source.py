@@ -1,6 +1,6 @@
-"""Where a checkpoint comes from, a folder or the Hub, and what it has stored, looked at before a model is built.
+"""Find a checkpoint in a folder or on the Hub, and inspect what it stores before a model is built.
 
-Each error names the file, or says at once that there is neither such a folder nor such a name.
+Each error names the file, or says at once that there is neither such a folder nor such a Hub name.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ from transformers import PreTrainedConfig
 from transformers.utils import is_peft_available
 from transformers.utils.hub import cached_file
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.fields import Format, StoredConfig, is_of_target
 from hf_domino.formats.registry import format_of
 
-FolderOrName = str | os.PathLike  # the name is one on the Hub
+FolderOrName = str | os.PathLike  # a folder or a Hub name
 Download = Mapping[str, Any]  # arguments of `from_pretrained` for the Hub
-HUB_TIMEOUT = 5  # seconds in which it must answer whether it knows a name
+HUB_TIMEOUT = 5  # seconds in which the Hub must answer whether it has a name
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
-FLOATS = {"F64", "F32", "F16", "BF16"}  # what safetensors calls them
-CUT_SHORT = "Consistency check failed"  # huggingface_hub's words for a download of another size than was told
+FLOATS = {"F64", "F32", "F16", "BF16"}  # safetensors' names for them
+CUT_SHORT = "Consistency check failed"  # huggingface_hub's message if a download does not have the announced size
 INSTALL_PEFT = "Run `pip install peft`."
 AGAIN = "Download the checkpoint again, or save the drafter again."
 
 
 def check_source(name: str | Path, field: str, **download: Any) -> None:
-    """Refuse at once a name that is neither a folder nor on the Hub: Transformers would try the network repeatedly."""
+    """Raise an error at once if a name is neither a folder nor on the Hub; Transformers would retry the network."""
     path = Path(name)
     if str(name) and path.is_dir():
         return
@@ -61,17 +61,17 @@ def check_source(name: str | Path, field: str, **download: Any) -> None:
 
 
 def check_is_target(name: str | Path, field: str, **download: Any) -> None:
-    """Refuse a drafter in the place of a target, whose tokenizer would be missed first."""
+    """Raise an error if a target's name is that of a drafter, before a missing tokenizer causes a less helpful one."""
     try:
         stored = PreTrainedConfig.get_config_dict(str(name), **download)[0]
-    except OSError:  # an adapter's folder, or whatever Transformers will say of it
+    except OSError:  # an adapter's folder, or a problem that Transformers will report
         return
     if format_of(stored) is not None:
-        raise refusal(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
+        raise invalid_argument(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
 
 
 def _why_not_on_hub(name: str, download: Download) -> str | None:
-    """Say why nothing can be loaded from the Hub by this name; None if it is worth trying."""
+    """Return why nothing can be loaded from the Hub by this name; None if it is worth trying."""
     places = {key: download[key] for key in ("cache_dir", "revision") if download.get(key) is not None}
     files = ["/".join(filter(None, (download.get("subfolder"), file))) for file in (CONFIG, ADAPTER_CONFIG)]
     try:
@@ -83,34 +83,34 @@ def _why_not_on_hub(name: str, download: Download) -> str | None:
         get_hf_file_metadata(url, token=download.get("token"), timeout=HUB_TIMEOUT)
     except HFValidationError:
         return ""
-    except (GatedRepoError, EntryNotFoundError):  # loading it says what to do
+    except (GatedRepoError, EntryNotFoundError):  # the error when loading it says what to do
         return None
     except RepositoryNotFoundError:
         return ", and the Hub does not have it, or does not show it to you (`hf auth login`)"
     except HfHubHTTPError:
         return None
-    except Exception as error:  # of the connection, and of whichever library makes it
-        if "Timeout" in type(error).__name__:  # it may have it yet
+    except Exception as error:  # connection errors, of whichever library makes the connection
+        if "Timeout" in type(error).__name__:  # the Hub may have it nevertheless
             return None
         return f", it was not downloaded before, and the Hub does not answer ({error})"
     return None
 
 
 class StoredTensor(NamedTuple):
-    """Describe a tensor of a checkpoint by the header of its file."""
+    """A tensor of a checkpoint, as the header of its file describes it."""
 
     path: Path
     name: str
     shape: tuple[int, ...]
 
     def read(self) -> torch.Tensor:
-        """Load its values, on the CPU."""
+        """Load the values of the tensor on the CPU."""
         with safe_open(self.path, "pt") as file:
             return file.get_tensor(self.name)
 
 
 def read_config(name: FolderOrName, download: Download) -> StoredConfig | None:
-    """Read config.json of a folder or a Hub name, or the file itself; None of an adapter, whose base has one."""
+    """Read the config.json of a folder or a Hub name, or the file itself; None for an adapter, which has none."""
     if os.path.isfile(name):
         return read_object(Path(name))
     path = find_file(name, CONFIG, download)
@@ -118,23 +118,23 @@ def read_config(name: FolderOrName, download: Download) -> StoredConfig | None:
         return read_object(path)
     if find_file(name, ADAPTER_CONFIG, download) is not None:
         if not is_peft_available():
-            raise refusal(ADAPTER_CONFIG, "absent without the package peft", "an adapter", INSTALL_PEFT)
+            raise invalid_argument(ADAPTER_CONFIG, "absent without the package peft", "an adapter", INSTALL_PEFT)
         return None
     place = "/".join(filter(None, (str(name), download.get("subfolder"))))
-    raise refusal(CONFIG, f"in {place}", None, AGAIN)
+    raise invalid_argument(CONFIG, f"in {place}", None, AGAIN)
 
 
 def stored_tensors(
     name: FolderOrName, found: Format, download: Download, variant: str | None
 ) -> dict[str, StoredTensor]:
-    """List a checkpoint's tensors by our names; refuse missing, pickled and truncated files, and names stored twice."""
+    """Return a checkpoint's tensors by our names; missing, pickled or truncated files and duplicates are errors."""
     stored: dict[str, StoredTensor] = {}
     for path in _weight_files(name, f".{variant}" if variant else "", download):
         for tensor in _tensors(path):
             ours = found.rename(tensor.name).removeprefix("model.")  # as Transformers does
             if ours in stored and not is_of_target(tensor.name):
                 value = f"{stored[ours].name} and {tensor.name}"
-                raise refusal("the checkpoint's tensors", "there once each", value, AGAIN)
+                raise invalid_argument("the checkpoint's tensors", "there once each", value, AGAIN)
             stored[ours] = tensor
     return stored
 
@@ -148,24 +148,26 @@ def _weight_files(name: FolderOrName, variant: str, download: Download) -> Itera
     path = find_file(name, f"model.safetensors.index{variant}.json", download)
     if path is None:
         remedy = "Pickled weights (pytorch_model.bin) are not loaded, as a pickle can hold anything: convert them."
-        raise refusal(single, f"among the weights of {name}, or an index of its shards", None, remedy)
+        raise invalid_argument(single, f"among the weights of {name}, or an index of its shards", None, remedy)
     places = read_object(path).get("weight_map")
     files = []
     if isinstance(places, dict):
         files = list(places.values())
-    wrong = [file for file in files if not isinstance(file, str) or Path(file).name != file]  # none is elsewhere
+    wrong = [file for file in files if not isinstance(file, str) or Path(file).name != file]  # all must be here
     if wrong or not files:
         value = wrong[0] if wrong else places
-        raise refusal(f"weight_map of {path.name}", "an object that names a file for each tensor", value, AGAIN)
+        raise invalid_argument(
+            f"weight_map of {path.name}", "an object that names a file for each tensor", value, AGAIN
+        )
     for shard in sorted(set(files)):
         file = find_file(name, shard, download)
         if file is None:
-            raise refusal(f"{shard} of {path.name}", f"in {name}", None, AGAIN)
+            raise invalid_argument(f"{shard} of {path.name}", f"in {name}", None, AGAIN)
         yield file
 
 
 def _tensors(path: Path) -> Iterator[StoredTensor]:
-    """List the tensors of a file."""
+    """Yield the tensors of a file."""
     try:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118
@@ -173,23 +175,23 @@ def _tensors(path: Path) -> Iterator[StoredTensor]:
                 if (dtype := tensor.get_dtype()) not in FLOATS and not is_of_target(name):
                     remedy = "The weights are quantised; an engine such as vLLM or SGLang may run them."
                     expected = f"one of {', '.join(sorted(FLOATS))}"
-                    raise refusal(f"the dtype of the checkpoint's {name}", expected, dtype, remedy)
+                    raise invalid_argument(f"the dtype of the checkpoint's {name}", expected, dtype, remedy)
                 yield StoredTensor(path, name, tuple(tensor.get_shape()))
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise refusal(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
+        raise invalid_argument(f"{path.name} of the checkpoint", "a whole safetensors file", reason, AGAIN) from error
 
 
 def find_file(name: FolderOrName, file: str, download: Download) -> Path | None:
-    """Find a file of the checkpoint, downloading it if needed; None if there is none."""
+    """Return the path of a file of the checkpoint, and download it if needed; None if there is no such file."""
     quiet = {"_raise_exceptions_for_missing_entries": False}
     try:
         found = cached_file(name, file, **download, **quiet)
     except (HTTPError, OSError) as error:
         if isinstance(error, OSError) and CUT_SHORT not in str(error):
-            raise  # Transformers' own words are good
+            raise  # Transformers' own message is good
         reason = " ".join(str(error).split())
-        raise refusal(
+        raise invalid_argument(
             f"{file} of {name}", "downloaded completely", reason, "Load it again when the Hub answers."
         ) from error
     return None if found is None else Path(found)
@@ -199,8 +201,8 @@ def read_object(path: Path) -> dict[str, Any]:
     """Read a JSON file that holds an object."""
     try:
         stored = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:  # of JSON, or of text
-        raise refusal(f"{path}", "a JSON file", f"{error}", AGAIN) from error
+    except (ValueError, RecursionError) as error:  # invalid JSON, or invalid text
+        raise invalid_argument(f"{path}", "a JSON file", f"{error}", AGAIN) from error
     if not isinstance(stored, dict):
-        raise refusal(f"{path}", "a JSON object", stored, AGAIN)
+        raise invalid_argument(f"{path}", "a JSON object", stored, AGAIN)
     return stored

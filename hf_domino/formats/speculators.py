@@ -1,9 +1,10 @@
-"""Checkpoints of vllm-project/speculators: `dflash`, `dflash2`, `dspark`, `xpress`, and its pull request 773's Domino.
+"""Checkpoints of vllm-project/speculators: `dflash`, `dflash2`, `dspark`, `xpress`, and Domino of its pull request 773.
 
-The backbone is nested as `transformer_layer_config`, a difference from its architecture's defaults. Layer ids count the
-embeddings as 0, so they are one higher than ours. Embeddings, lm_head and, at times, more of the target are stored.
-Windows are counted from the anchor in its training, but from each query in vLLM, which serves its drafters, and here:
-of the oldest positions up to a block differs.
+The backbone is nested as `transformer_layer_config`, which only has the differences from its architecture's defaults.
+Layer ids count the embeddings as 0, so they are one higher than ours. Files also contain the embeddings, lm_head and
+sometimes more of the target. When speculators trains a drafter, it counts windows from the anchor, but vLLM, which
+serves its drafters, counts them from each query, and so do we: up to a block of the oldest positions differs.
+
 Sources: `src/speculators/models/dflash/config.py`, `src/speculators/convert/dflash/converter.py` (c05b95b),
 `update_dflash` of vLLM (its pull request 40727); for Domino `models/domino/config.py` and `convert/domino/converter.py`
 of the pull request.
@@ -14,16 +15,16 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.fields import (
+    AROUND_LAYERS,
     CANNOT_RUN,
     CODEBOOKS,
     CONVOLUTION,
     CORRECT_IT,
     DECODER_SECTION,
     FUSION,
-    OF_BLOCKS,
     READ_OF_BLOCKS,
     ROTARY,
     SCALES,
@@ -48,7 +49,7 @@ PROPOSALS = "speculative_tokens"
 # Defaults of its configuration class.
 DRAFT_VOCAB_SIZE = 32000
 BLOCK_SIZE = 8
-# Kinds that are read, with defaults of their own classes; and classes of what is written.
+# The methods that are read, each with the defaults of its own class.
 DEFAULTS: dict[str, Fields] = {
     "domino": {"gru_hidden_dim": 1024, "emb_dim": 256, "pure_draft_prefix_len": 1},
     "dspark": {},
@@ -67,6 +68,7 @@ OWN = """
     block_size draft_vocab_size projector_type aux_hidden_state_layer_ids proposal_methods logits_correction_emb_dim
     sliding_window_non_causal
 """
+# The methods that are written, each with its class.
 WRITTEN = {
     "dflash": "DFlashDraftModel",
     "dspark": "DSparkSpeculator",
@@ -76,26 +78,28 @@ WRITTEN = {
 
 def _fields(stored: StoredConfig) -> Fields:
     if (kind := stored[KIND]) not in DEFAULTS:
-        raise refusal(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
+        raise invalid_argument(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
     if (given := stored.get("projector_type", kind)) != kind:
-        raise refusal("projector_type", f"{kind!r}, as {KIND} says", given, f"Set {KIND} to the kind of the weights.")
-    stored = merged(stored, "dflash_config", "dspark_config")  # copies that are made for engines have both
+        raise invalid_argument(
+            "projector_type", f"{kind!r}, as {KIND} says", given, f"Set {KIND} to the kind of the weights."
+        )
+    stored = merged(stored, "dflash_config", "dspark_config")  # copies for engines have both
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]
     stored = DEFAULTS[kind] | stored
     required(stored, DECODER_SECTION, "aux_hidden_state_layer_ids", "mask_token_id")
     decoder = dict(section_of(stored, DECODER_SECTION))
-    if stored.get("layer_types"):  # they may stand beside the backbone
+    if stored.get("layer_types"):  # they may be beside the backbone instead of in it
         decoder["layer_types"] = stored["layer_types"]
-    refuse_others_than(dict.fromkeys(OF_BLOCKS, False), decoder)  # which count where the drafter's own fields are
+    refuse_others_than(dict.fromkeys(AROUND_LAYERS, False), decoder)  # these count only among the drafter's own fields
     fields = backbone_fields(decoder)
     if "layer_types" in fields:
         fields["sliding_window_non_causal"] = stored.get("sliding_window_non_causal", False)
     for name in ("vocab_size", "hidden_size", "num_hidden_layers"):
         if stored.get(name) not in (None, fields[name]):
-            raise refusal(name, f"{fields[name]} as in {DECODER_SECTION}.{name}", stored[name], CORRECT_IT)
+            raise invalid_argument(name, f"{fields[name]} as in {DECODER_SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
-        raise refusal(
+        raise invalid_argument(
             "target_hidden_size", f"{fields['hidden_size']} ({DECODER_SECTION}.hidden_size)", width, CANNOT_RUN
         )
     stored.setdefault("block_size", BLOCK_SIZE)
@@ -103,7 +107,7 @@ def _fields(stored: StoredConfig) -> Fields:
         "block_size": stored["block_size"],
         "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
         "mask_token_id": stored["mask_token_id"],
-        "num_target_layers": None,  # not stored; compared with the target when they meet
+        "num_target_layers": None,  # it is not stored, so layer ids are checked when the drafter meets its target
         "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
         "projector_type": kind,
         "shift_label": _predicts_next(stored, kind in PREDICT_NEXT),
@@ -112,13 +116,13 @@ def _fields(stored: StoredConfig) -> Fields:
 
 
 def _predicts_next(stored: StoredConfig, default: bool) -> bool:
-    """Tell the order of a block, which older files say by the number of proposals alone."""
+    """Return whether block position k predicts the token after it, which older files only imply by their proposals."""
     count = None
-    with suppress(TypeError, LookupError):  # of files that do not say it
+    with suppress(TypeError, LookupError):  # not all files say it
         count = section_of(stored, VERIFIER)["proposal_methods"][0][PROPOSALS]
     size = stored["block_size"]
     if not isinstance(count, int) or not isinstance(size, int) or count not in (size - 1, size):
-        return predicts_next(stored, default)  # as many as someone wanted to be proposed
+        return predicts_next(stored, default)  # somebody chose another number, which implies nothing
     is_next = predicts_next(stored, count == size)
     if is_next != (count == size):
         expected = f"{size - (not is_next)} of block_size={size} as the order of a block says"
@@ -127,15 +131,15 @@ def _predicts_next(stored: StoredConfig, default: bool) -> bool:
 
 
 def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
-    """Read captured layers, counted as ours are, from a field that counts the embeddings as 0."""
+    """Read captured layers from a field that counts the embeddings as 0, and return them as we count them."""
     aux_ids = stored[name]
     if not isinstance(aux_ids, list) or not all(type(index) is int and index > 0 for index in aux_ids):
-        raise refusal(name, "a list of integers from 1 on (0 is the embeddings)", aux_ids, CANNOT_RUN)
+        raise invalid_argument(name, "a list of integers from 1 on (0 is the embeddings)", aux_ids, CANNOT_RUN)
     return [index - 1 for index in aux_ids]
 
 
 def stored_speculators(config: DominoConfig) -> Fields:
-    """Write it for speculators 0.9 and vLLM 0.33, which need none of the target's tensors for a whole vocabulary."""
+    """Return a config.json for speculators 0.9 and vLLM 0.33, which need no target tensors for a whole vocabulary."""
     kind = config.projector_type
     is_dflash2 = kind == "dflash2"
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
@@ -155,7 +159,7 @@ def stored_speculators(config: DominoConfig) -> Fields:
     for name, (is_wrong, expected, why) in wrong.items():
         if is_wrong:
             expected = f"{expected} for format='speculators' ({why})"
-            raise refusal(name, expected, getattr(config, name), "Use format='specforge'.")
+            raise invalid_argument(name, expected, getattr(config, name), "Use format='specforge'.")
     proposals = {"proposal_type": "greedy", PROPOSALS: config.num_draft_tokens}
     backbone = stored_backbone(config)
     return stored_head(config) | {

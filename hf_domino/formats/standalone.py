@@ -1,9 +1,9 @@
-"""`custom_generate/`: this package's own source, rewritten as flat files that Transformers runs without it.
+"""Bundle this package's own source as `custom_generate/`: flat files that Transformers runs without the package.
 
-It is every module that an assisted call needs, found by following imports from its entry. Only imports are rewritten.
-Transformers finds the files of a repository's code by reading imports itself. It takes `from .name import x` and no
-other form, looks a dotted name up as one file, and refuses to start where a package is missing, also one that is only
-imported inside a function, unless the import stands in a `try`.
+The bundle has every module that an assisted call needs, found by following imports from the entry point. Only imports
+are rewritten. Transformers finds the files of a repository's code by reading their imports itself. It understands only
+`from .name import x`, and looks a dotted name up as one file. It does not start if a package is missing, even one that
+is only imported inside a function, unless the import is in a `try`.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import cast
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.atomic_writes import atomic_writes
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.version import __version__
-from hf_domino._common.whole_files import whole_files
 from hf_domino.configuration.domino_config import DominoConfig
 
 FOLDER = "custom_generate"
-# Read, never imported; what Transformers looks for.
+# The entry point, which is read but never imported, and the name under which Transformers looks for it.
 ENTRY = "integration/custom_generate.py"
 ENTRY_FILE = "generate"
 PACKAGES = ("hf_domino", "domino_kernels")
 LICENCE = "Apache-2.0"
 _ENTRY_NAME = f"{PACKAGES[0]}.{ENTRY.removesuffix('.py').replace('/', '.')}"
-# What Transformers needs itself.
+# Packages that Transformers itself needs.
 NEEDED_ANYWAY = ("huggingface_hub", "numpy", "safetensors", "tokenizers", "torch", "transformers", "yaml")
-NOT_ASKED_FOR = "not asked for where it is not installed"
+NOT_ASKED_FOR = "optional: Transformers does not ask for it"
 REQUIREMENTS = ("torch>=2.9", "transformers>=5.18,<6")  # Transformers checks them before it runs the code
 
 
 def write_bundle(folder: str | Path) -> list[Path]:
-    """Write the bundle into a drafter's folder, in place of an older one, and return its files.
+    """Write the bundle into a drafter's folder, replacing an older one, and return its files.
 
     Example:
     ```python
@@ -48,20 +48,20 @@ def write_bundle(folder: str | Path) -> list[Path]:
     """
     place = Path(folder) / FOLDER
     texts = {f"{name}.py": text for name, text in bundle().items()} | {"requirements.txt": "\n".join(REQUIREMENTS)}
-    with whole_files(place, "*.py") as aside:
+    with atomic_writes(place, "*.py") as aside:
         for name, text in texts.items():
             (aside / name).write_text(text.rstrip() + "\n", encoding="utf-8")
     return [place / name for name in texts]
 
 
 def check_bundled(config: DominoConfig) -> None:
-    """Refuse a drafter that the bundle could not run.
+    """Raise an error for a drafter that the bundle could not run.
 
     Args:
-        config (`DominoConfig`): Its configuration.
+        config (`DominoConfig`): The drafter's configuration.
 
     Raises:
-        ValueError: If its method is no part of this package, or the package is not there.
+        ValueError: If its method is not part of this package, or the package is not installed.
     """
     if _path(_ENTRY_NAME) is None:
         raise ValueError("standalone=True needs the package, whose source is bundled: pip install hf-domino.")
@@ -69,11 +69,11 @@ def check_bundled(config: DominoConfig) -> None:
     if _path(module) is None:
         remedy = f"The bundle is this package's code, without {module}. Save it without standalone=True."
         allowed = "one of hf_domino with standalone=True"
-        raise refusal("the drafter's method", allowed, f"{config.title} ({config.projector_type})", remedy)
+        raise invalid_argument("the drafter's method", allowed, f"{config.title} ({config.projector_type})", remedy)
 
 
 def bundle() -> dict[str, str]:
-    """Make the flat modules: text by name."""
+    """Return the texts of the flat modules by name."""
     texts: dict[str, str] = {}
     found = {_ENTRY_NAME: ENTRY_FILE}
     open_ = [_ENTRY_NAME]
@@ -100,7 +100,7 @@ def _named(name: str) -> str:
 
 
 def _path(name: str) -> Path | None:
-    """Find a module's file without importing it."""
+    """Return the file of one of our own modules, without importing it; None for any other module."""
     top, *rest = name.split(".")
     if top not in PACKAGES:
         return None
@@ -112,7 +112,7 @@ def _path(name: str) -> Path | None:
 
 
 def rewrite(source: str, name: str, is_package: bool, flat_name: Callable[[str], str | None]) -> tuple[str, set[str]]:
-    """Rewrite a module's imports for flat files, and list the modules of ours that it needs."""
+    """Rewrite a module's imports for flat files; return its text and the names of our own modules that it needs."""
     package = name if is_package else name.rpartition(".")[0]
     lines = source.splitlines(keepends=True)
     needed = set()
@@ -126,7 +126,7 @@ def rewrite(source: str, name: str, is_package: bool, flat_name: Callable[[str],
 
 
 def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.If]:
-    """Yield import statements anywhere, and blocks for type checkers, which are removed."""
+    """Yield all import statements, and the blocks for type checkers, which are to be removed."""
     for node in ast.iter_child_nodes(tree):
         for_checkers = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING" and not node.orelse
         if for_checkers or isinstance(node, (ast.Import, ast.ImportFrom)):
@@ -138,7 +138,7 @@ def _imports(tree: ast.AST) -> Iterator[ast.Import | ast.ImportFrom | ast.If]:
 def _rewritten(
     node: ast.Import | ast.ImportFrom, package: str, flat_name: Callable[[str], str | None]
 ) -> tuple[list[str], set[str]]:
-    """Return the lines that replace an import, and the modules of ours that it names."""
+    """Return the lines that replace an import, and the names of our own modules that it imports."""
     base = ""
     if isinstance(node, ast.ImportFrom):
         base = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
@@ -152,7 +152,7 @@ def _rewritten(
             continue
         needed.add(module)
         name = alias.asname or alias.name
-        # By the first line Transformers finds the file.
+        # The first line lets Transformers find the file.
         lines += [f"from .{flat} import __name__ as _", f"from . import {flat}{'' if flat == name else f' as {name}'}"]
     if others and (flat := flat_name(base)) is not None:
         needed.add(base)

@@ -1,1 +1,1 @@
-"""Entering Transformers: the one patch, the checks of a call of `generate`, the adapter for its own assisted loop."""
+"""Integration with Transformers: the patch, the checks of a `generate` call, default drafters and grammars."""

@@ -1,6 +1,7 @@
-"""The way of a call of `generate` or `pipeline` whose assistant is a drafter; the patch leads here.
+"""Handle calls of `generate` and `pipeline` whose assistant is a drafter; the patch passes them on to this module.
 
-Kept apart from the patch because it needs all of decoding, which nobody pays for before the first such call.
+It is separate from the patch because it imports all of decoding, and nobody should pay for that before the first such
+call.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from transformers import GenerationMixin, PreTrainedModel, StaticCache
 from transformers.generation import GenerationMode
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino._common.errors import invalid_argument, invalid_field
 from hf_domino._common.notices import logger, notice
-from hf_domino._common.refusal import refusal, refused_field
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.formats.adapters import drafter_config, stored_config
 from hf_domino.formats.dflash_config import MUSE_GLIMMER
@@ -38,18 +39,18 @@ _named: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = Weak
 def check_call(
     target: PreTrainedModel, generation_mode: GenerationMode, generation_config: Any, mode_kwargs: dict[str, Any]
 ) -> GenerationMode:
-    """Refuse what a drafter cannot serve, and name the mode that Transformers shall check the rest as."""
-    # Transformers' own assisted loop takes neither several sequences at once nor recurrent states; ours does both.
+    """Raise an error if a drafter cannot serve a call; return the mode in which Transformers validates the rest."""
     drafter = mode_kwargs["assistant_model"]
     check_generation(target, drafter, generation_config, generation_mode)
     recognise(drafter.config, target)
-    # Transformers refuses a second tokenizer for equal vocabularies; a drafter has none of its own
+    # A drafter has no tokenizer of its own, and Transformers rejects a second one if the vocabularies are equal.
     mode_kwargs.pop("assistant_tokenizer", None)
+    # For assisted generation, Transformers would reject batches and recurrent states, both of which our loop supports.
     return GenerationMode.SAMPLE
 
 
 def decode(target: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> Any:
-    """Check the inputs and decode; arguments and result are those of Transformers' `_assisted_decoding`."""
+    """Validate the inputs and decode, with the arguments and the result of Transformers' `_assisted_decoding`."""
     check_prepared(target, kwargs["assistant_model"], input_ids, kwargs)
     return _decode(target, input_ids, kwargs)
 
@@ -57,49 +58,50 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> A
 def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Any:
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}
-    if kept["generation_config"].cache_implementation is None and prefers_fixed_shape(input_ids):
-        kept |= _in_fixed_shape(target, kwargs["assistant_model"], len(input_ids), kept)
+    if kept["generation_config"].cache_implementation is None and uses_static_by_default(input_ids):
+        kept |= _static_arguments(target, kwargs["assistant_model"], len(input_ids), kept)
     default = torch.get_default_device()
     host = torch.device("cpu")
-    # Tensors without a device are made on the host, unless the default device is the target's: entering takes time.
+    # Tensors that name no device are created on the host. Entering the context takes time, so it is skipped if the
+    # default device is the host or the target's device.
     with nullcontext() if default in (host, input_ids.device) else host:
         return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
 
 
-def prefers_fixed_shape(input_ids: torch.Tensor) -> bool:
-    """Whether rounds run in fixed shape unless a call says otherwise: on a GPU, where they wait for launches."""
+def uses_static_by_default(input_ids: torch.Tensor) -> bool:
+    """Return whether rounds run in fixed shape by default: on a GPU, where they would wait for kernel launches."""
     return input_ids.is_cuda
 
 
-def _in_fixed_shape(
+def _static_arguments(
     target: PreTrainedModel, drafter: DominoDraftModel, batch_size: int, kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What changes in a call so that it runs in fixed shape; where it cannot, why its rounds grow."""
+    """Return the arguments to change so that a call runs in fixed shape, or why its shapes must grow instead."""
     if getattr(kwargs[CACHE], "_is_user_defined", False):
-        return {"why_growing": "the call brought a cache of its own"}
+        return {"why_growing": "the call passed a cache of its own"}
     config = copy.copy(kwargs["generation_config"])
     config.cache_implementation = "static"
     if config.compile_config is None:
-        config.disable_compile = True  # takes a minute, so that a call must name a static cache to get it
-    cache = StaticCache(config=target.config.get_text_config(decoder=True), max_cache_len=1)  # for its kinds of layers
+        config.disable_compile = True  # compiling takes a minute, so only calls that name a static cache get it
+    cache = StaticCache(config=target.config.get_text_config(decoder=True), max_cache_len=1)  # for its layer types
     try:
         check_static(target, drafter, batch_size, cache, config, kwargs.get("attention_mask"))
     except ValueError as error:
-        if refused_field(error) is None:
+        if invalid_field(error) is None:
             raise
         return {"why_growing": str(error)}
     return {"generation_config": config, CACHE: cache}
 
 
-# --- by the default drafter -------------------------------------------------------------------------------------
+# --- with the default drafter -----------------------------------------------------------------------------------
 
 
 def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraftModel]:
-    """The model that generates in `target`, and the drafter that is meant, once both fit."""
+    """Return the model that generates inside `target`, and its drafter, after a check that they fit together."""
     target = unwrapped(target)
     if not isinstance(target, GenerationMixin):
         remedy = "Pass the model itself, such as pipeline.model."
-        raise refusal("the target", "a model that generates", type(target).__name__, remedy)
+        raise invalid_argument("the target", "a model that generates", type(target).__name__, remedy)
     if isinstance(drafter, (str, os.PathLike)):
         drafter = named(target, drafter)
     drafter = fitting_drafter(drafter, target, "the default drafter")
@@ -108,20 +110,20 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
 
 
 def meet(target: PreTrainedModel, name: str) -> None:
-    """Attach the drafter of a name to a target if it was made for that, and say whether it was."""
+    """Attach the drafter called `name` to a target if it was made for this target, and log the outcome."""
     try:
         check_recorded(drafter_config(name), target)
         set_default(*default_pair(target, name))
         notice(f"{name} drafts for {target.name_or_path}.")
     except ValueError as error:
-        if refused_field(error) is None:
+        if invalid_field(error) is None:
             raise
         detach(target)
         notice(f"{target.name_or_path} generates without a drafter: {error}")
 
 
 def count_mode(default: Attached, mode: GenerationMode) -> None:
-    """Count a call whose mode, such as beam search, never asks for a drafter."""
+    """Count a call as plain if its mode, such as beam search, never asks for a drafter."""
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE, GenerationMode.ASSISTED_GENERATION):
         default.count(mode.value, f"{mode.value} cannot be drafted.")
 
@@ -129,17 +131,18 @@ def count_mode(default: Attached, mode: GenerationMode) -> None:
 def decode_by_default(
     default: Attached, original: Callable, target: PreTrainedModel, input_ids: torch.Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Decode a prepared call with the default drafter, or by the original method where that cannot be."""
+    """Decode a prepared call with the default drafter, or with the original method if it cannot be drafted."""
     config = kwargs.get("generation_config")
     drafted = kwargs | {"assistant_model": default.drafter}
-    # `generate` names it; who gives it by place drives this loop himself. A target may also draft for another model.
+    # `generate` passes the configuration by keyword; without one, somebody drives this loop directly. With
+    # `is_assistant`, the target is itself drafting for another model.
     if config is None or getattr(config, "is_assistant", False):
         return original(target, input_ids, *args, **kwargs)
     try:
         check_call(target, config.get_generation_mode(default.drafter), config, drafted)
         check_prepared(target, default.drafter, input_ids, kwargs)
     except ValueError as error:
-        if (field := refused_field(error)) is None:
+        if (field := invalid_field(error)) is None:
             raise
         default.count(field, str(error))
         return original(target, input_ids, **kwargs)
@@ -152,24 +155,24 @@ def decode_by_default(
     return output
 
 
-# --- by name ----------------------------------------------------------------------------------------------------
+# --- with a drafter's name --------------------------------------------------------------------------------------
 
 
 def check_names(model: Any, drafter: str | os.PathLike) -> None:
-    """Refuse a wrong name, and a drafter as the target, before a pipeline loads anything."""
+    """Raise an error for a wrong name, or a drafter in place of the target, before a pipeline loads anything."""
     check_source(os.fspath(drafter), "assistant_model")
     if isinstance(model, (str, os.PathLike)):
         check_is_target(os.fspath(model), "model")
 
 
 def pipeline_drafter(target: PreTrainedModel, assistant: Any, **download: Any) -> DominoDraftModel | None:
-    """The drafter a pipeline was given, or the one of a path or Hub name; None if that holds another model."""
+    """Return a pipeline's drafter, given as a model, path or Hub name; None if the name holds another kind of model."""
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
         check_source(os.fspath(assistant), "assistant_model", **download)
         found = format_of(stored_config(assistant, download))
-        if found in (None, MUSE_GLIMMER):  # which Transformers runs itself
+        if found in (None, MUSE_GLIMMER):  # Transformers runs these assistants itself
             return None
         drafter = DominoDraftModel.from_pretrained(assistant, dtype=target.dtype, **download)
         assistant = drafter.to(input_device(target))
@@ -178,7 +181,7 @@ def pipeline_drafter(target: PreTrainedModel, assistant: Any, **download: Any) -
 
 
 def named(target: PreTrainedModel, name: Any, **download: Any) -> DominoDraftModel:
-    """The drafter of a folder or Hub name, loaded once for a target where it is and as it computes."""
+    """Return the drafter with a folder or Hub name, on the target's device and in its dtype, loaded once per target."""
     loaded = _named.setdefault(target, {})
     files = [Path(name).absolute() / file for file in (CONFIG, ADAPTER_CONFIG)]
     saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file()) or os.fspath(name)
@@ -187,6 +190,6 @@ def named(target: PreTrainedModel, name: Any, **download: Any) -> DominoDraftMod
         found = pipeline_drafter(target, name, **download)
         if found is None:
             remedy = "A model of another kind must be loaded first."
-            raise refusal("the name of a drafter", "that of a folder or on the Hub", os.fspath(name), remedy)
+            raise invalid_argument("the name of a drafter", "that of a folder or on the Hub", os.fspath(name), remedy)
         loaded[key] = found
     return loaded[key]

@@ -1,8 +1,9 @@
-"""`AutoConfig`, `AutoModel` and `AutoModelForCausalLM` of the model type `"domino"`, by names in Transformers' tables.
+"""Register the model type `"domino"` with `AutoConfig`, `AutoModel` and `AutoModelForCausalLM`, by name only.
 
-`AutoConfig.register` wants the classes themselves, and these cost seconds; a name in the tables costs nothing until a
-drafter is loaded. The package stands where a module of `transformers.models` would: it holds both classes.
-As a causal language model because that is how assistants are loaded; a drafter refuses to generate by itself.
+`AutoConfig.register` needs the classes themselves, whose import takes seconds. A name in Transformers' tables costs
+nothing until a drafter is loaded. In these tables, our package takes the place of a module of `transformers.models`,
+because it has both classes. Drafters are registered as causal language models because that is how assistants are
+loaded, although a drafter cannot generate by itself.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ MODEL_NAME = "DominoDraftModel"
 
 
 def register_auto_classes() -> None:
-    """Teach `AutoConfig` and `AutoModel` the model type `"domino"`. Calling it again changes nothing."""
+    """Register the model type `"domino"` with Transformers' auto classes. Calling it again changes nothing."""
     for name in ("configuration_auto", "modeling_auto"):
         when_imported(f"transformers.models.auto.{name}", _register)
 
 
 def _register(module: ModuleType) -> None:
-    """Put the names into the tables of one of the modules."""
+    """Add the names to the tables of `configuration_auto` or `modeling_auto`."""
     package = sys.modules[PACKAGE]
     try:
         if module.__name__.endswith("configuration_auto"):

@@ -1,6 +1,6 @@
-"""Checks of a call of `generate`, made before any forward: one error with field, expected, value and remedy.
+"""Validate a `generate` call before any forward; errors name the field, the allowed values, the value and a remedy.
 
-Two moments: `generate` picks its mode, a loop gets its inputs.
+There are two stages: when `generate` picks its mode, and when the decoding loop gets its inputs.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from transformers import GenerationConfig, PreTrainedModel, StaticCache
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import PER_POSITION, unalignable
 from hf_domino.decoding.sampling import stateful_processors
-from hf_domino.decoding.static.batch_support import why_one_sequence
+from hf_domino.decoding.static.batch_support import why_no_batches
 from hf_domino.decoding.static.fixed_caches import unfixable
 from hf_domino.integration.step_checks import (
     GROWING_ROPE_TYPES,
@@ -30,16 +30,17 @@ from hf_domino.integration.step_checks import (
 )
 from hf_domino.target.compatibility import check_drafter, check_rows, check_target
 
-# Targets whose attention takes its window, or its part of a table of limited size, by the length of the cache's
-# tensors, which in a cache of fixed shape is not the text's.
+# The attention of these targets derives its window, or its slice of a table of limited size, from the length of the
+# cache's tensors. In a cache of fixed shape, that is not the length of the text.
 READS_CACHE_LENGTH = ("gpt_neo", "mpt")
 
-# What `generate` hands to a loop, and what is selected with the rows of a batch or read only once.
-SELECTED_BY_ROW = (
+# Arguments that `generate` passes to a loop and that are safe in a batch: they are selected together with the sequences
+# that remain, or they are read only once.
+SAFE_IN_BATCH = (
     *PER_POSITION,
     *(CACHE, "inputs_embeds", "logits_processor", "stopping_criteria", "streamer", "generation_config"),
     *("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus", "use_cache"),
-    # Of images, videos and audio, which are read with the prompt alone.
+    # Inputs for images, videos and audio, which are only read together with the prompt.
     *("second_per_grid_ts", "video_second_per_grid", "feature_attention_mask", "audio_feature_lengths"),
     *("image_grid_thw", "video_grid_thw", "input_values", "padding_mask", "input_features", "pixel_values"),
 )
@@ -56,19 +57,21 @@ def _is_count(value: object) -> bool:
 
 
 _ONE_SPEEDUP = "Pass either assistant_model or this option, not both."
-_NO_LAW = "It changes the target's output distribution, which assisted decoding preserves; leave it unset."
+_CHANGES_DISTRIBUTION = (
+    "It changes the target's output distribution, which assisted decoding preserves; leave it unset."
+)
 _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes."
-_COPIES = "It is the most tokens that a round may copy from the text in place of drafting; leave it unset for none."
+_PROMPT_LOOKUP = "It is the most tokens that prompt lookup may propose in a round; leave it unset for none."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 _CACHES = "None, 'dynamic' or 'static'"
-# Field of the `GenerationConfig`, its values beside a drafter, the same in words, the way out.
+# Field of the `GenerationConfig`, whether a drafter allows a value, the allowed values in words, the remedy.
 GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("num_beams", lambda n: n in (None, 1), "1", "Beam search cannot be drafted; drop assistant_model for it."),
     ("use_cache", lambda on: on is not False, "True", _NEEDS_CACHE),
-    ("dola_layers", _unset, "None", _NO_LAW),
-    ("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _NO_LAW),
-    ("assistant_ensemble_weight", _unset, "None", _NO_LAW),
-    ("prompt_lookup_num_tokens", _is_count, "None or a number of at least 1", _COPIES),
+    ("dola_layers", _unset, "None", _CHANGES_DISTRIBUTION),
+    ("guidance_scale", lambda s: s in (None, 1, 1.0), "None or 1", _CHANGES_DISTRIBUTION),
+    ("assistant_ensemble_weight", _unset, "None", _CHANGES_DISTRIBUTION),
+    ("prompt_lookup_num_tokens", _is_count, "None or a number of at least 1", _PROMPT_LOOKUP),
     ("assistant_early_exit", _unset, "None", _ONE_SPEEDUP),
     ("use_mtp", _unset, "False", _ONE_SPEEDUP),
     ("num_assistant_tokens", _is_count, "None or a number of at least 1", _DRAFTS),
@@ -90,17 +93,17 @@ GENERATION_RULES: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
 def check_generation(
     target: PreTrainedModel, drafter: PreTrainedModel, generation_config: GenerationConfig, generation_mode: str
 ) -> None:
-    """Refuse a configuration or a mode of `generate` that assisted decoding does not have."""
+    """Raise an error if assisted decoding does not support the configuration or the mode of a `generate` call."""
     check_drafter(drafter)
     check_target(drafter.config, target)
     for field, allows, expected, remedy in GENERATION_RULES:
         value = getattr(generation_config, field, None)
         if not allows(value):
-            raise refusal(f"{field} with a Domino assistant_model", expected, value, remedy)
+            raise invalid_argument(f"{field} with a Domino assistant_model", expected, value, remedy)
     if generation_mode != "assisted_generation":
         remedy = "Only greedy decoding and sampling can be drafted; drop assistant_model or the option behind the mode."
         value = getattr(generation_mode, "value", generation_mode)
-        raise refusal("the generation mode", "'assisted_generation'", value, remedy)
+        raise invalid_argument("the generation mode", "'assisted_generation'", value, remedy)
 
 
 # --- the loop gets its inputs -----------------------------------------------------------------------------------
@@ -109,7 +112,7 @@ def check_generation(
 def check_prepared(
     target: PreTrainedModel, drafter: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]
 ) -> None:
-    """Refuse a call that assisted decoding cannot start from, or could not keep to the target's own text."""
+    """Raise an error if assisted decoding cannot start from a call's inputs, or could change the target's output."""
     config = kwargs["generation_config"]
     batch_size = len(input_ids)
     num_proposals = drafter.config.num_draft_tokens
@@ -125,61 +128,61 @@ def check_prepared(
 
 
 def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> None:
-    """Refuse prompts and caches that assisted decoding cannot start from."""
+    """Raise an error for prompts and caches that assisted decoding cannot start from."""
     if not (num_new := num_given(input_ids, model_kwargs)):
-        raise refusal("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
+        raise invalid_argument("the prompt", "of at least one token", "no token", "Pass input_ids or inputs_embeds.")
     if model_kwargs.get("use_cache") is False:
-        raise refusal("use_cache", True, False, _NEEDS_CACHE)
+        raise invalid_argument("use_cache", True, False, _NEEDS_CACHE)
     if model_kwargs.get("synced_gpus"):
         remedy = (
             "Sharded targets (DeepSpeed ZeRO-3, FSDP) need rounds in step on all processes; gather the target first."
         )
-        raise refusal("synced_gpus", False, True, remedy)
+        raise invalid_argument("synced_gpus", False, True, remedy)
     cache = model_kwargs.get(CACHE)
     if cache is None or not _keeps_keys(target, cache):
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
-        raise refusal("the target's cache", "a DynamicCache", None, remedy)
+        raise invalid_argument("the target's cache", "a DynamicCache", None, remedy)
     is_given = getattr(cache, "_is_user_defined", False)
     if (isinstance(cache, StaticCache) and is_given) or not hasattr(cache, "layers"):
         remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
-        raise refusal(CACHE, "a DynamicCache", type(cache).__name__, remedy)
+        raise invalid_argument(CACHE, "a DynamicCache", type(cache).__name__, remedy)
     mask = model_kwargs.get("attention_mask")
     given = num_new + cache.get_seq_length()
     if mask is not None and mask.dim() == 2 and mask.shape[1] > given:
         expected = f"at most as wide as what is cached and given ({given} positions)"
-        raise refusal("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
+        raise invalid_argument("attention_mask", expected, mask.shape[1], "Cut it to the tokens it is of.")
     check_steps(target)
 
 
 def _keeps_keys(target: PreTrainedModel, cache: Any) -> bool:
-    """Tell whether a target keeps its keys and values in the cache that `generate` prepares for every target."""
+    """Return whether a target keeps its keys and values in the cache that `generate` prepares for every target."""
     parameters = inspect.signature(type(target).forward).parameters
     are_recurrent = getattr(cache, "is_linear", [])
-    # From Transformers 5.24 on, a cache of recurrent states alone (Mamba) goes by the same name.
+    # Since Transformers 5.24, a cache that holds only recurrent states (Mamba) is passed under the same name.
     is_taken = CACHE in parameters or "input_ids" not in parameters
     return is_taken and not (are_recurrent and all(are_recurrent))
 
 
 def _check_step_outputs(target: PreTrainedModel, batch_size: int, generation_config: GenerationConfig) -> None:
-    """Refuse hidden states and attentions where they cannot be returned token by token."""
+    """Raise an error if a call asks for hidden states or attentions that cannot be returned token by token."""
     if not generation_config.return_dict_in_generate:
         return
     for field in ("output_hidden_states", "output_attentions"):
         if getattr(generation_config, field) and batch_size > 1:
             remedy = "Generate the prompts one at a time, or call the target on the generated sequences."
-            raise refusal(f"{field} with a Domino assistant_model", "False, for a batch", True, remedy)
+            raise invalid_argument(f"{field} with a Domino assistant_model", "False, for a batch", True, remedy)
     attention = getattr(target.config.get_text_config(decoder=True), "_attn_implementation", "eager")
     if generation_config.output_attentions and attention != "eager":
         remedy = 'Load the target with attn_implementation="eager".'
-        raise refusal("the target's attn_implementation with output_attentions", "'eager'", attention, remedy)
+        raise invalid_argument("the target's attn_implementation with output_attentions", "'eager'", attention, remedy)
 
 
 def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
-    """Refuse processors, caches and masks that do not allow rows to advance by different lengths."""
+    """Raise an error for inputs that do not allow the sequences of a batch to advance by different lengths."""
     alone = "Generate the prompts one at a time."
     if processors := stateful_processors(kwargs["logits_processor"]):
         expected = "ones of transformers that keep no state, for a batch"
-        raise refusal("logits_processor with a Domino assistant_model", expected, processors, alone)
+        raise invalid_argument("logits_processor with a Domino assistant_model", expected, processors, alone)
     for processor in kwargs["logits_processor"]:
         encoder_ids = getattr(processor, "encoder_input_ids", None)
         if encoder_ids is None:
@@ -188,26 +191,26 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
             count = len(encoder_ids)
         if count != batch_size:
             remedy = "Repeat the prompts instead of asking for several num_return_sequences."
-            raise refusal(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
+            raise invalid_argument(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
     mask = kwargs.get("attention_mask")
     cache = kwargs[CACHE]
     is_static = kwargs["generation_config"].cache_implementation == "static"
     if not is_static and (cache_part := unalignable(cache)):
-        raise refusal("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
+        raise invalid_argument("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
     if cache.get_seq_length():
-        raise refusal(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
+        raise invalid_argument(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
     if mask is not None and mask.dim() != 2:
-        raise refusal("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
+        raise invalid_argument("attention_mask", "of shape (batch, length), for a batch", tuple(mask.shape), alone)
     for name in ("encoder_hidden_states", "image_attention_mask"):
         if kwargs.get(name) is not None:
-            raise refusal(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
-    for name in set(kwargs) - set(SELECTED_BY_ROW) - set(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL):
+            raise invalid_argument(name, "None, for a batch", f"a tensor of shape {tuple(kwargs[name].shape)}", alone)
+    for name in set(kwargs) - set(SAFE_IN_BATCH) - set(MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL):
         value = kwargs[name]
         is_list = isinstance(value, (list, tuple)) or (isinstance(value, torch.Tensor) and value.dim() > 0)
         if is_list and len(value) == batch_size:
             remedy = f"Sequences leave the batch when they end, and it is not known what {name} is. {alone}"
             expected = "no tensor or list with an entry for each sequence, for a batch"
-            raise refusal(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)
+            raise invalid_argument(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)
 
 
 def check_static(
@@ -218,7 +221,7 @@ def check_static(
     config: GenerationConfig,
     mask: torch.Tensor | None = None,
 ) -> None:
-    """Refuse drafters, targets, inputs and outputs that rounds of fixed shape do not have."""
+    """Raise an error if rounds of fixed shape do not support the drafter, the target, the inputs or the outputs."""
     drafter.config.check_supports("cache_implementation='static'")
     static = "with cache_implementation='static'"
     remedy = "Leave cache_implementation unset."
@@ -226,28 +229,28 @@ def check_static(
     kinds = {rope.get("rope_type") for rope in ropes_of(target)}
     if text.model_type in READS_CACHE_LENGTH:
         expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
-        raise refusal(f"the target's model_type {static}", expected, text.model_type, remedy)
+        raise invalid_argument(f"the target's model_type {static}", expected, text.model_type, remedy)
     if cache_part := unfixable(cache):
-        raise refusal(f"the target's layers {static}", "attention layers", cache_part, remedy)
+        raise invalid_argument(f"the target's layers {static}", "attention layers", cache_part, remedy)
     if growing := [kind for kind in GROWING_ROPE_TYPES if kind in kinds]:
-        raise refusal(f"the target's rope_type {static}", "one of fixed frequencies", growing[0], remedy)
+        raise invalid_argument(f"the target's rope_type {static}", "one of fixed frequencies", growing[0], remedy)
     attention = getattr(text, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):
-        raise refusal(f"the target's attn_implementation {static}", "'sdpa' or 'eager'", attention, remedy)
+        raise invalid_argument(f"the target's attn_implementation {static}", "'sdpa' or 'eager'", attention, remedy)
     if len(devices := set(getattr(target, "hf_device_map", {}).values())) > 1:
-        raise refusal(f"the target's devices {static}", "one", sorted(map(str, devices)), remedy)
+        raise invalid_argument(f"the target's devices {static}", "one", sorted(map(str, devices)), remedy)
     for field in ("output_hidden_states", "output_attentions"):
         if config.return_dict_in_generate and getattr(config, field):
-            raise refusal(f"{field} {static}", False, True, remedy)
+            raise invalid_argument(f"{field} {static}", False, True, remedy)
     if batch_size == 1:
         return
     if config.prefill_chunk_size is not None:
         remedy = "Prompts of a batch go through in one forward; leave one of the two unset."
-        raise refusal(f"prefill_chunk_size of a batch {static}", None, config.prefill_chunk_size, remedy)
+        raise invalid_argument(f"prefill_chunk_size of a batch {static}", None, config.prefill_chunk_size, remedy)
     is_padded_left = mask is None or bool(
         (mask[:, -1] != 0).all() and ((mask[:, 1:] != 0) >= (mask[:, :-1] != 0)).all()
     )
     if not is_padded_left:
-        raise refusal(f"attention_mask of a batch {static}", "zeros on the left alone", "others", remedy)
-    if (reason := why_one_sequence(target, cache)) is not None:
-        raise refusal(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")
+        raise invalid_argument(f"attention_mask of a batch {static}", "zeros on the left alone", "others", remedy)
+    if (reason := why_no_batches(target, cache)) is not None:
+        raise invalid_argument(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")

@@ -1,7 +1,7 @@
-"""The entry of a drafter's `custom_generate/`: `generate` with the drafter whose repository this file lies in.
+"""Entry point of a drafter's `custom_generate/`: `generate` with the drafter whose repository this file is in.
 
-It is bundled with what it needs by `drafter.save_pretrained(folder, standalone=True)`, and patches nothing:
-Transformers calls our loop as the call's decoding method.
+`drafter.save_pretrained(folder, standalone=True)` bundles this module with everything that it needs. It patches
+nothing: it passes our loop to Transformers as the custom decoding method of the call.
 """
 
 from __future__ import annotations
@@ -15,28 +15,38 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.loading import DOWNLOAD_ARGUMENTS
 from hf_domino.integration.assisted_call import check_call, decode, named
 
 
 def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = None, **kwargs: Any) -> Any:
-    """Generate as `model.generate` does, several tokens a forward."""
-    name = drafter or sys._getframe(1).f_locals.get("custom_generate")  # of this file's repository, as it was called
+    """Generate as `model.generate` does, but with several tokens per forward.
+
+    Args:
+        model (`PreTrainedModel`): The target.
+        inputs (`torch.Tensor`, *optional*): The prompts, as for `model.generate`.
+        drafter (`str`, *optional*): Folder or Hub name of the drafter. Defaults to the repository that was passed as
+            `custom_generate`.
+        kwargs: Other arguments of `model.generate`, and those of `from_pretrained` for the drafter's download.
+    """
+    name = drafter or sys._getframe(1).f_locals.get("custom_generate")  # as the caller named this repository
     if not name or not isinstance(name, str):
         remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."
-        raise refusal("drafter", "the repository of the drafter", name, remedy)
+        raise invalid_argument("drafter", "the repository of the drafter", name, remedy)
     download = {key: kwargs.pop(key) for key in DOWNLOAD_ARGUMENTS if key in kwargs}
-    commit = Path(__file__).parents[1].name  # of the Hub: weights are of the same as this code
+    commit = Path(__file__).parents[1].name  # on the Hub; the weights must come from the same commit as this code
     if drafter is None and not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
         download["revision"] = commit
     loaded = named(model, name, **download)
     if kwargs.get("assistant_model") is not None:
         remedy = f"The drafter is {name}; leave assistant_model out."
-        raise refusal("assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy)
+        raise invalid_argument(
+            "assistant_model beside custom_generate", None, type(kwargs["assistant_model"]).__name__, remedy
+        )
     if (lookup := kwargs.get("prompt_lookup_num_tokens")) is not None:
-        del kwargs["prompt_lookup_num_tokens"]  # Transformers would take it for an assistant of its own
-    # These do not reach a decoding method of one's own
+        del kwargs["prompt_lookup_num_tokens"]  # Transformers would start its own prompt lookup
+    # Transformers does not pass these on to a custom decoding method.
     streamer = kwargs.get("streamer")
     tokenizer = kwargs.get("tokenizer")
     prepares = model
@@ -55,7 +65,7 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
 
 
 def _with_tokenizer(model: PreTrainedModel, tokenizer: Any) -> PreTrainedModel:
-    """Keep the tokenizer for stop strings: for a decoding method of one's own Transformers forgets it."""
+    """Return a copy of the model that keeps the tokenizer for stop strings, which Transformers would not pass on."""
     find = model._get_stopping_criteria
     model = copy.copy(model)
     model._get_stopping_criteria = lambda **call: find(**call | {"tokenizer": tokenizer})

@@ -1,7 +1,8 @@
-"""The default drafter of a model: every plain `generate` of that model drafts with it, whoever writes the call.
+"""The default drafter of a model: `generate` drafts with it unless a call says otherwise, whoever makes the call.
 
-A table beside the models says which drafter is whose, and forgets a model with it. Nothing stands on the model, so
-nothing is saved, copied or compiled with it. The patch asks the table where a plain call arrives prepared.
+A table with weak keys maps each model to its drafter. Nothing is stored on the model itself, so the drafter is not
+saved, copied or compiled with it. The patch looks up the table when a call without an assistant reaches its decoding
+method.
 """
 
 from __future__ import annotations
@@ -17,24 +18,25 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from hf_domino.methods import DominoDraftModel
 
-_attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it is to have none
-_meetings: list[Callable[[Any], None]] = []  # what attaches the drafter that waits for its target
+_attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: its drafter was detached
+_on_first_call: list[Callable[[Any], None]] = []  # at most one function, which attaches a drafter to its target
 _is_plain: ContextVar[bool] = ContextVar("plain", default=False)
-# Of the counts, and of a model's first call.
+# Locks for the counts, and for a model's first call.
 _lock = threading.Lock()
-_meeting = threading.Lock()
+_first_call_lock = threading.Lock()
 
 
 @dataclass
 class Attached:
-    """The default drafter of a model, and how the model's calls of `generate` went.
+    """The default drafter of a model, with counts of the model's `generate` calls.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
-        num_drafted (`int`): Calls that drafted with it.
-        num_plain (`dict[str, int]`): Calls that could not be drafted and were plain, by what stood against it.
-        on_call (`Callable`, *optional*): Called after each call that drafted, with its sequences `[B, T + new]`, the
-            prompts' attention mask `[B, T]`, None where there was no padding, and its [`DecodingStats`].
+        num_drafted (`int`): Number of calls that drafted with it.
+        num_plain (`dict[str, int]`): Number of calls that could not be drafted and ran without it, by reason.
+        on_call (`Callable`, *optional*): Function to call after each call that drafted, with its sequences
+            `[B, T + new]`, the prompts' attention mask `[B, T]` (None if there was no padding) and its
+            [`DecodingStats`].
     """
 
     drafter: DominoDraftModel
@@ -43,7 +45,7 @@ class Attached:
     on_call: Callable[..., None] | None = None
 
     def count(self, reason: str | None = None, message: str = "") -> None:
-        """Count a call: drafted, or plain for a reason, whose message is logged the first time."""
+        """Count a call as drafted, or as plain for a reason; its message is logged the first time."""
         from hf_domino._common.notices import notice
 
         with _lock:
@@ -57,24 +59,32 @@ class Attached:
 
 
 def set_default(target: Any, drafter: DominoDraftModel) -> None:
-    """Let plain calls of `target` draft with `drafter`, which fits, from now on."""
+    """Make `drafter` the default drafter of `target`; the caller has checked that it fits."""
     _attached[target] = Attached(drafter)
 
 
 def await_target(meet: Callable[[Any], None]) -> None:
-    """Let each model without a word about its drafter be met at its first call; see [`meet`]."""
-    _meetings[:] = [meet]
+    """Pass each model to `meet` at its first call, unless a drafter was attached to it or detached from it before."""
+    _on_first_call[:] = [meet]
 
 
 def detach(target: Any) -> None:
-    """Undo [`attach`] on `target`; a call that is running ends as it began. Calling it again changes nothing."""
+    """Remove the default drafter of `target`. A call that is already running keeps it; a second call changes nothing.
+
+    Args:
+        target (`PreTrainedModel`): The model that was passed to [`attach`].
+    """
     from hf_domino.target.compatibility import unwrapped
 
     _attached[unwrapped(target)] = None
 
 
 def attached(target: Any) -> Attached | None:
-    """The default drafter of `target` and how its calls went, or None if it has none."""
+    """Return the default drafter of `target` with counts of its calls, or None if it has none.
+
+    Args:
+        target (`PreTrainedModel`): The model that was passed to [`attach`].
+    """
     from hf_domino.target.compatibility import unwrapped
 
     return _attached.get(unwrapped(target))
@@ -82,7 +92,7 @@ def attached(target: Any) -> Attached | None:
 
 @contextmanager
 def plain() -> Iterator[None]:
-    """Generate without default drafters in a `with` block, in the calling thread or task."""
+    """Generate without default drafters inside a `with` block; this affects only the calling thread or task."""
     token = _is_plain.set(True)
     try:
         yield
@@ -91,11 +101,11 @@ def plain() -> Iterator[None]:
 
 
 def default_of(target: Any) -> Attached | None:
-    """The default drafter that a call of `target` drafts with, if nothing was said against it."""
+    """Return the default drafter for a call of `target`; None if there is none, or inside [`plain`]."""
     if _is_plain.get():
         return None
-    if _meetings and target not in _attached:
-        with _meeting:
+    if _on_first_call and target not in _attached:
+        with _first_call_lock:
             if target not in _attached:
-                _meetings[0](target)
+                _on_first_call[0](target)
     return _attached.get(target)

@@ -1,9 +1,10 @@
-"""Structured output: a grammar as `generate`'s `prefix_allowed_tokens_fn`, which drafts are asked about, too.
+"""Structured output: a grammar as `generate`'s `prefix_allowed_tokens_fn`, which constrains drafts, too.
 
-A logits processor that advances a grammar call by call may be shown committed tokens only, one position after the
-other and one row at a time, and drafts are made without it. What is allowed behind a text is a function of the text:
-asked as such, drafts keep to the grammar, all positions of a block are verified at once and rows of a batch advance
-at their own pace. Between two questions the parser goes back to where their texts part, and on from there.
+A logits processor that advances a grammar with each call only works on committed tokens, one position after the other
+and one sequence at a time, and it cannot constrain drafts. But which tokens a grammar allows next is a function of the
+text so far. In this form, drafts follow the grammar, all positions of a block are verified at once, and the sequences
+of a batch advance at their own pace. Between two calls, the parser rolls back to where their texts diverge, and
+continues from there.
 
 Shapes: T tokens of a text, N tokens that are allowed, V vocabulary.
 """
@@ -14,69 +15,69 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 if TYPE_CHECKING:
     import xgrammar
 
 
 class AllowedByGrammar:
-    """The tokens that a grammar allows behind a text; plain `generate` takes it, too.
+    """A `prefix_allowed_tokens_fn` that allows the tokens of a grammar, with or without a drafter.
 
     Args:
-        grammar (`xgrammar.CompiledGrammar`): What the new text must be, for all rows alike: a JSON schema, a regular
-            expression, a grammar. Compiled for the target's tokenizer and its vocabulary.
-        prompt_length (`int`): Tokens before the new text, padding included, as in `input_ids.shape[1]`; 0 where
-            `generate` is given `inputs_embeds` alone.
+        grammar (`xgrammar.CompiledGrammar`): What the new text of every sequence must match: a JSON schema, a regular
+            expression or a grammar, compiled for the target's tokenizer and its vocabulary.
+        prompt_length (`int`): Number of tokens before the new text, padding included: `input_ids.shape[1]`, or 0 if
+            `generate` gets only `inputs_embeds`.
     """
 
     def __init__(self, grammar: xgrammar.CompiledGrammar, prompt_length: int):
         if prompt_length < 0:
             remedy = 'Give inputs["input_ids"].shape[1].'
-            raise refusal("prompt_length", "the number of tokens in the prompt", prompt_length, remedy)
+            raise invalid_argument("prompt_length", "the number of tokens in the prompt", prompt_length, remedy)
         self._grammar = grammar
         self._prompt_length = prompt_length
         self._ends = torch.tensor(grammar.tokenizer_info.stop_token_ids)
         self._parses: dict[int, _Parse] = {}
 
     def __call__(self, row: int, ids: torch.Tensor) -> torch.Tensor:
-        """Tell what may come next.
+        """Return the tokens that are allowed next.
 
         Args:
-            row (`int`): Which row of the batch is asked about.
-            ids (`torch.Tensor`): Its text so far, `[T]`, the prompt first.
+            row (`int`): Index of the sequence in the batch.
+            ids (`torch.Tensor`): The sequence so far, `[T]`, including the prompt.
 
         Returns:
-            `torch.Tensor`: Ids `[N]`. Where nothing can follow, in a draft that breaks the grammar or behind the end of
-            a text, only the end.
+            `torch.Tensor`: The allowed ids `[N]`. If nothing can follow, because a draft breaks the grammar or the text
+            has ended, only the tokens that end a text.
         """
         if row not in self._parses:
             self._parses[row] = _Parse(self._grammar)
-        allowed = self._parses[row].behind(ids[self._prompt_length :].tolist())
+        allowed = self._parses[row].allowed_after(ids[self._prompt_length :].tolist())
         return (allowed if len(allowed) else self._ends).to(ids.device)
 
 
 class _Parse:
-    """Parse the text of one row, as far as it is known."""
+    """Incremental parser for the text of one sequence."""
 
     def __init__(self, grammar: xgrammar.CompiledGrammar):
         import xgrammar
 
         self._matcher = xgrammar.GrammarMatcher(grammar)
         self._vocab_size = grammar.tokenizer_info.vocab_size
-        self._bitmask = xgrammar.allocate_token_bitmask(1, self._vocab_size)  # 32 tokens in each number
+        self._bitmask = xgrammar.allocate_token_bitmask(1, self._vocab_size)  # 32 tokens per integer
         self._tokens: list[int] = []
 
-    def behind(self, tokens: list[int]) -> torch.Tensor:
-        """Ids `[N]` that may follow; none where the text cannot go on."""
-        if not self._go_to(tokens) or self._matcher.is_terminated():
+    def allowed_after(self, tokens: list[int]) -> torch.Tensor:
+        """Return the ids `[N]` that may follow `tokens`; none if the text cannot continue."""
+        if not self._move_to(tokens) or self._matcher.is_terminated():
             return torch.empty(0, dtype=torch.long)
         self._matcher.fill_next_token_bitmask(self._bitmask)
         is_allowed = (self._bitmask[0][:, None] >> torch.arange(32)) & 1
         return is_allowed.flatten()[: self._vocab_size].nonzero()[:, 0]
 
-    def _go_to(self, tokens: list[int]) -> bool:
-        """Parse other tokens than the last ones; whether the grammar takes them all."""
+    def _move_to(self, tokens: list[int]) -> bool:
+        """Move the parser from the last tokens to these; return whether the grammar accepts all of them."""
         pairs = enumerate(zip(self._tokens, tokens, strict=False))
         num_equal = next((index for index, (a, b) in pairs if a != b), min(len(self._tokens), len(tokens)))
         self._matcher.rollback(len(self._tokens) - num_equal)

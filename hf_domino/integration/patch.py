@@ -1,11 +1,13 @@
-"""The one patch of Transformers: it lets `generate` and `pipeline` take a Domino drafter as `assistant_model`.
+"""The only patch of Transformers: it lets `generate` and `pipeline` accept a Domino drafter as `assistant_model`.
 
-Why a patch: Transformers selects how to draft from a fixed list of private branches, and its pipelines accept an
-assistant by path only if its class is part of Transformers, and look for it only once the target is loaded. Five
-functions are wrapped, each looking only for our drafter, the call's own or the target's default one; every other call
-reaches the original with the arguments it came with. `uninstall` puts the originals back.
+A patch is needed because Transformers selects how to draft from a fixed list of private branches. Its pipelines accept
+the path of an assistant only if the assistant's class is part of Transformers, and they look for the assistant only
+after they have loaded the target. The patch wraps five functions. Each wrapper only looks for our drafter, either the
+call's own or the target's default drafter; every other call reaches the original function with unchanged arguments.
+`uninstall` restores the originals.
 
-Nothing is imported for it: a module is patched when it is imported, and what a drafter needs comes with the first call.
+The patch imports nothing: a module is patched when it is imported, and what a drafter needs is imported by the first
+call that drafts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.integration.default_drafter import default_of, set_default
 from hf_domino.integration.on_import import forget, is_awaited, when_imported
 
@@ -35,7 +37,7 @@ def _assisted_call() -> Any:
 
 
 def _drafter_of(assistant: Any) -> Any:
-    """The drafter that an assistant is; None if it is not ours."""
+    """Return the drafter that an assistant is or wraps; None if it is not one of ours."""
     from hf_domino.target.compatibility import drafter_of
 
     return drafter_of(assistant)
@@ -46,14 +48,15 @@ def _is_name(assistant: Any) -> bool:
 
 
 def _wrapped(original: Callable, wrap: Callable[[Callable], Callable]) -> Callable:
-    """Wrap a function, with the signature that `generate` inspects, and remember the original."""
+    """Wrap a function, keep its signature, which `generate` inspects, and remember the original."""
     wrapper = functools.wraps(original)(wrap(original))
     setattr(wrapper, _MARK, (wrapper, original))
     return wrapper
 
 
 def _original_of(function: Callable | None) -> Callable | None:
-    """The function inside `function`, if that is our own wrapper; somebody's wrapper of ours has its mark, too."""
+    """Return the original inside our own wrapper; None for any other function."""
+    # The mark alone is no proof: `functools.wraps` copies it to somebody else's wrapper around ours.
     wrapper, original = getattr(function, _MARK, (None, None))
     return original if wrapper is function else None
 
@@ -104,14 +107,14 @@ def _wrap_pipeline_loading(original: Callable) -> Callable:
 def _wrap_pipeline(original: Callable) -> Callable:
     def pipeline(task=None, model=None, *args, **kwargs):
         drafter = kwargs.get("assistant_model")
-        if _is_name(drafter) and is_installed():  # the package may keep this wrapper
+        if _is_name(drafter) and is_installed():  # `transformers` itself may keep this wrapper after `uninstall`
             _assisted_call().check_names(model, drafter)
         return original(task, model, *args, **kwargs)
 
     return pipeline
 
 
-# Module of Transformers -> function -> (class that has it, or None for the module itself; its wrapper).
+# Module of Transformers -> function -> (class that has it, or None for the module itself; what wraps it).
 _PATCHES: dict[str, dict[str, tuple[str | None, Callable[[Callable], Callable]]]] = {
     "transformers.generation.utils": {
         "_validate_generation_mode": ("GenerationMixin", _wrap_validation),
@@ -149,11 +152,11 @@ def _patch(module: ModuleType) -> None:
 
 
 def install() -> None:
-    """Let every `generate` and `pipeline` take a [`DominoDraftModel`] as `assistant_model`.
+    """Let every `generate` and `pipeline` accept a [`DominoDraftModel`] as `assistant_model`.
 
-    Importing `hf_domino` calls it, unless the environment variable `HF_DOMINO_NO_PATCH` is `1`. Calling it again
-    changes nothing. If a later Transformers has renamed one of the functions, those beside it are not patched and a
-    warning names it.
+    Importing `hf_domino` calls this function, unless the environment variable `HF_DOMINO_NO_PATCH` is `1`. Calling it
+    again changes nothing. If another version of Transformers lacks one of the functions, a warning names it, and the
+    module that should have it is not patched.
 
     Example:
     ```python
@@ -169,9 +172,10 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put the original functions of Transformers back. Calling it again changes nothing.
+    """Restore the original functions of Transformers. Calling it again changes nothing.
 
-    A function that something else has wrapped after us is left alone: the original underneath would undo that too.
+    A function that other code has wrapped after us is left alone, because restoring the original would remove that
+    wrapper, too.
     """
     for module_name in _PATCHES:
         forget(module_name, _patch)
@@ -182,13 +186,13 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `generate` and `pipeline` take a [`DominoDraftModel`], or will as soon as they are imported."""
+    """Return whether `generate` and `pipeline` accept a [`DominoDraftModel`], or will as soon as they are imported."""
     are_coming = all(is_awaited(name, _patch) or name in sys.modules for name in _PATCHES)
     return are_coming and all(hasattr(getattr(owner, name, None), _MARK) for owner, name in _imported())
 
 
 def _imported() -> Iterator[tuple[Any, str]]:
-    """The functions to wrap that are there already: what has each of them, and its name."""
+    """Yield the owner and the name of each function to wrap whose module has been imported."""
     for module_name, wraps in _PATCHES.items():
         if module_name in sys.modules:
             for name, (class_name, _) in wraps.items():
@@ -196,15 +200,15 @@ def _imported() -> Iterator[tuple[Any, str]]:
 
 
 def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:
-    """Give a target a default drafter: every plain `generate` of it drafts from now on, whoever calls it.
+    """Give a target a default drafter: from now on, its `generate` calls draft with it, whoever makes them.
 
-    Texts, generator and streamers stay what they are without. A call is plain that names another `assistant_model`,
-    sets `num_assistant_tokens=0` or runs inside [`plain`], and one that cannot be drafted, such as beam search;
-    [`attached`] counts these. Copies of the target have no default drafter. A second call replaces the first one's
-    drafter, and [`detach`] takes it away.
+    Texts, random generators and streamers behave as they do without a drafter. The default drafter is not used by calls
+    that pass another `assistant_model`, set `num_assistant_tokens=0` or run inside [`plain`], nor by calls that cannot
+    be drafted, such as beam search; [`attached`] counts how many calls drafted and how many could not. Copies of the
+    target have no default drafter. Calling `attach` again replaces the drafter, and [`detach`] removes it.
 
     Args:
-        target (`PreTrainedModel`): A causal language model, also one inside PEFT's or `torch.compile`'s.
+        target (`PreTrainedModel`): A causal language model, which PEFT or `torch.compile` may have wrapped.
         drafter ([`DominoDraftModel`], `str` or `Path`): The drafter, or its folder or Hub name.
 
     Raises:
@@ -229,5 +233,7 @@ def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:
     ```
     """
     if not is_installed():
-        raise refusal("the patch", "installed for a default drafter", "uninstalled", "Call hf_domino.install() first.")
+        raise invalid_argument(
+            "the patch", "installed for a default drafter", "uninstalled", "Call hf_domino.install() first."
+        )
     set_default(*_assisted_call().default_pair(target, drafter))

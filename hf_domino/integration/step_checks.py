@@ -1,7 +1,7 @@
-"""Checks that several steps in one forward are what they are one by one.
+"""Check that several decode steps in one forward give the same result as one step at a time.
 
-A target may hand on outputs from one step to the next, change its rotary frequencies at a length of the text, or be
-under hooks that go by how many tokens a forward is given, or by which sequence of the batch stands where.
+They do not if a target passes outputs on from one step to the next, changes its rotary frequencies at some length of
+the text, or runs under hooks that depend on the number of tokens in a forward or on the order of the sequences.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ import torch
 from transformers import GenerationMixin, PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.stopping import KnownStops
 
-# Where targets have a step of their own that hands on nothing but what is the same in all steps.
+# The targets of these modules override the step, but only pass on values that are the same in all steps.
 SAME_FOR_ALL_STEPS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("idefics", "paligemma"))
-# RoPE whose frequencies change with the length of the input, for a block at another point than for single tokens.
+# RoPE types whose frequencies change with the length of the input. With a block, they change at another point than with
+# single tokens.
 GROWING_ROPE_TYPES = ("dynamic", "longrope")
 
 
 def check_steps(target: PreTrainedModel) -> None:
-    """Refuse a target whose next step may need more of this one than its token."""
+    """Raise an error for a target whose next decode step may need more from this one than its token."""
     update = type(target)._update_model_kwargs_for_generation
     if (
         update is not GenerationMixin._update_model_kwargs_for_generation
         and update.__module__ not in SAME_FOR_ALL_STEPS
     ):
-        raise refusal(
+        raise invalid_argument(
             f"{type(target).__name__}._update_model_kwargs_for_generation",
             "that of Transformers, or of Idefics or PaliGemma",
             "one of its own",
@@ -38,15 +39,15 @@ def check_steps(target: PreTrainedModel) -> None:
 
 
 def check_adapters(target: PreTrainedModel, batch_size: int) -> None:
-    """Refuse adapters that PEFT applies by the number of tokens in a forward, or by the place of a sequence.
+    """Raise an error for adapters that PEFT applies by the length of a forward or by a sequence's place in the batch.
 
-    PEFT hands `generate`'s arguments to its layers through forward hooks, once for the whole call. An activated LoRA
-    (`alora_invocation_tokens`) counts from the end of what a forward is given, which is a block here. `adapter_names`
-    has an entry for each sequence, and sequences leave a batch when they end.
+    PEFT passes `generate`'s arguments to its layers through forward hooks, once for the whole call. An activated LoRA
+    (`alora_invocation_tokens`) counts from the end of a forward's input, which is a block here. `adapter_names` has an
+    entry for each sequence, but sequences leave a batch when they end.
 
     Args:
-        target (`PreTrainedModel`): The target, under the hooks of the call.
-        batch_size (`int`): Sequences of the call.
+        target (`PreTrainedModel`): The target, with the hooks of the call.
+        batch_size (`int`): Number of sequences in the call.
     """
     for module in target.modules():
         for hook in module._forward_pre_hooks.values():
@@ -55,15 +56,17 @@ def check_adapters(target: PreTrainedModel, batch_size: int) -> None:
                 remedy = "PEFT applies it to the last tokens of each forward, and a round takes several at once; "
                 remedy += "drop assistant_model, or disable the adapter."
                 expected = "an adapter without alora_invocation_tokens"
-                raise refusal("the target's active adapter", expected, "an activated LoRA (aLoRA)", remedy)
+                raise invalid_argument("the target's active adapter", expected, "an activated LoRA (aLoRA)", remedy)
             names = given.get("adapter_names")
             if batch_size > 1 and names is not None:
                 remedy = "Sequences leave the batch when they end; generate those of one adapter at a time."
-                raise refusal("adapter_names with a Domino assistant_model", "None, for a batch", names, remedy)
+                raise invalid_argument(
+                    "adapter_names with a Domino assistant_model", "None, for a batch", names, remedy
+                )
 
 
 def num_given(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
-    """Positions that a call gives: of its embeddings, where there are any."""
+    """Return the number of positions that a call passes in, as `inputs_embeds` if there are any, else as ids."""
     embeds = model_kwargs.get("inputs_embeds")
     if embeds is None:
         return input_ids.shape[1]
@@ -71,13 +74,13 @@ def num_given(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
 
 
 def ropes_of(target: PreTrainedModel) -> list[Mapping[str, Any]]:
-    """The rotary parameters of a target: those of all layers, and those of each kind of layer."""
+    """Return the rotary parameters of a target: those of all layers, and those of each type of layer."""
     rope = getattr(target.config.get_text_config(decoder=True), "rope_parameters", None) or {}
     return [rope, *(value for value in rope.values() if isinstance(value, dict))]
 
 
 def check_rope(target: PreTrainedModel, num_proposals: int, input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> None:
-    """Refuse to come near the length at which a target changes its rotary frequencies: a block crosses it at once."""
+    """Raise an error if a block could cross the length at which a target changes its rotary frequencies."""
     text = target.config.get_text_config(decoder=True)
     max_length = KnownStops.among(kwargs["stopping_criteria"]).max_length
     for parameters in ropes_of(target):
@@ -100,11 +103,11 @@ def check_rope(target: PreTrainedModel, num_proposals: int, input_ids: torch.Ten
         remedy += f"last token by {num_proposals}; " + (
             f"pass max_new_tokens={room}." if room > 0 else "drop assistant_model."
         )
-        raise refusal("max_new_tokens behind this prompt", f"at most {max(room, 0)}", wanted, remedy)
+        raise invalid_argument("max_new_tokens behind this prompt", f"at most {max(room, 0)}", wanted, remedy)
 
 
 def _prompt_lengths(input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> tuple[int, int]:
-    """Positions of the shortest and of the longest prompt of a batch, cached ones included and padding not."""
+    """Return the lengths of the shortest and the longest prompt of a batch, with cached positions, without padding."""
     positions = kwargs.get("position_ids")
     mask = kwargs.get("attention_mask")
     if positions is not None:

@@ -1,6 +1,7 @@
-"""The methods of drafting, one file each, registered by `projector_type`.
+"""The drafting methods, one file each, registered by `projector_type`.
 
-To add a method, write its file, with a subclass of [`DominoConfig`] and one of [`DominoDraftModel`], and register it.
+To add a method, write a file with a subclass of [`DominoConfig`] and a subclass of [`DominoDraftModel`], and register
+the model here.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""The DFlash backbone (arXiv 2602.06036): Qwen3-style layers whose queries are the block's only.
+"""The DFlash backbone (arXiv 2602.06036): Qwen3-style layers in which only the block has queries.
 
-Keys and values come from the context features and the block; attention inside a block is not causal, except in sliding
-layers. A query of these sees the `sliding_window` positions that end with its own, wherever in its block it stands.
-Inside the block it sees what is before it, or, with `sliding_window_non_causal`, all of it. So do SpecForge (a6b6b02,
-`specforge/algorithms/common/dflash_family_model.py`) and vLLM (`models/qwen3_dflash.py`, since its pull request 47914);
-without the causal bound SGLang lost 0.35 of acceptance length (its pull request 34524).
+Keys and values come from the context features and the block. Attention inside a block is not causal, except in sliding
+layers. There, a query sees the last `sliding_window` positions up to its own, whatever its place in the block. Inside
+the block it sees only itself and earlier positions, or all of them with `sliding_window_non_causal`. SpecForge
+(a6b6b02, `specforge/algorithms/common/dflash_family_model.py`) and vLLM (`models/qwen3_dflash.py`, since its pull
+request 47914) do the same. Without the causal bound, SGLang lost 0.35 of acceptance length (its pull request 34524).
 
-Around attention and MLP there may be convolutions over a block's positions, as in DFlash 2.
+As in DFlash 2, attention and MLP can be wrapped in convolutions over the positions of a block.
 
-Shapes: B batch, Q block positions, C new context positions, S context positions looked at, H hidden size, A heads,
-G query heads per key head, D head width, T taps of a convolution, or captured layers, L drafter layers.
+Shapes: B batch, Q block positions, C new context positions, S context positions attended to, H hidden size, A heads,
+G query heads per key head, D head width, T taps of a convolution or captured layers, L drafter layers.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ if TYPE_CHECKING:
 
 
 Sublayer = Callable[[torch.Tensor], torch.Tensor]
-FALL = -2.0  # of fresh logits per captured layer away from the nearest: as DFlare begins, whose equal ones stayed equal
+# Fresh fusion logits fall by 2 per captured layer of distance, as DFlare initialises them: logits that started equal
+# stayed equal.
+FUSION_LOGIT_SLOPE = -2.0
 
 
 class RotaryTable:
     """Rotary embedding whose frequencies stay in fp32, whatever dtype the model is moved to.
 
-    A registered buffer would be rounded by `.to(torch.bfloat16)`, which is radians of phase error at position 3000.
+    `.to(torch.bfloat16)` would round a registered buffer, which causes radians of phase error at position 3000.
     """
 
     def __init__(self, config: DominoConfig):
@@ -49,7 +51,7 @@ class RotaryTable:
         self._frequencies: dict[torch.device, tuple[torch.Tensor, float]] = {}
 
     def __call__(self, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines `[B, T, D]` in fp32 of the absolute positions `[B, T]`."""
+        """Return cosines and sines `[B, T, D]` in fp32 for absolute positions `[B, T]`."""
         device = position_ids.device
         if device not in self._frequencies:
             self._frequencies[device] = self._compute(device)
@@ -69,17 +71,18 @@ class RotaryTable:
 
 @dataclass
 class AttentionInputs:
-    """Inputs that layers share in one forward; full and sliding layers have their own.
+    """Inputs that the layers share in one forward; full and sliding layers each have their own instance.
 
     Args:
         context (`torch.Tensor`, *optional*): New context features `[B, C, H]`.
         rotary (`tuple`): Cosines and sines `[B, C + Q, D]` of the new context, then the block.
-        mask (`torch.Tensor`, *optional*): `[B, 1, Q, S + Q]`, True where a query may look, `[B, 1, 1, S + Q]` for all
-            queries, or `[B, 1, G * Q, S + Q]` for those of each of the G heads of a key head; None for everywhere.
+        mask (`torch.Tensor`, *optional*): True where a query may attend: `[B, 1, Q, S + Q]`, or `[B, 1, 1, S + Q]` if
+            it is the same for all queries, or `[B, 1, G * Q, S + Q]` if it is repeated for the G query heads of each
+            key head. None if every query may attend everywhere.
         cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
-        first (`int`, *optional*, defaults to 0): Cached position that S begins with.
-        view (`BlockView`, *optional*): The view of blocks side by side; in place of mask and cache.
-        convolved (`int`, *optional*): Positions of a block, which no convolution leaves.
+        first (`int`, *optional*, defaults to 0): Cached position at which S begins.
+        view (`BlockView`, *optional*): What each of several parallel blocks sees; replaces mask and cache.
+        convolved (`int`, *optional*): Positions of a block; no convolution reaches beyond its block.
     """
 
     context: torch.Tensor | None
@@ -111,9 +114,9 @@ class ContextAttention(nn.Module):
         self.k_norm = Qwen3RMSNorm(config.head_dim, eps=config.rms_norm_eps)
 
     def forward(self, block: torch.Tensor, inputs: AttentionInputs) -> torch.Tensor:
-        """Attend from the normed block `[B, Q, H]`; returns `[B, Q, H]`."""
+        """Attend from the normalised block `[B, Q, H]`; returns `[B, Q, H]`."""
         length = block.shape[1]
-        # One product for the keys of context and block, then split: fewer and larger kernels than one for each.
+        # Project context and block together and split the result later: this launches fewer and larger kernels.
         both = block if inputs.context is None else torch.cat((inputs.context, block), dim=1)  # [B, C + Q, H]
         queries = self.q_norm(self._split_heads(self.q_proj(block)))
         keys = self.k_norm(self._split_heads(self.k_proj(both)))
@@ -130,7 +133,7 @@ class ContextAttention(nn.Module):
             return self.o_proj(attended.transpose(1, 2).flatten(2))
         per_head = queries.shape[1] // keys.shape[1] * length
         is_grouped = inputs.mask is not None and inputs.mask.shape[2] in (1, per_head)
-        if is_grouped:  # the queries of a group of heads are queries of one head, and no key is repeated
+        if is_grouped:  # the query heads of a group become more queries of one head, so that no key is repeated
             queries = queries.reshape(len(block), keys.shape[1], per_head, self.head_dim)
         attended = F.scaled_dot_product_attention(
             queries,
@@ -148,23 +151,23 @@ class ContextAttention(nn.Module):
 
 
 class ZeroLinear(nn.Linear):
-    """A linear layer whose fresh weights are zero: what it adds to is as it was without it."""
+    """A linear layer whose fresh weights are zero, so that it adds nothing until it is trained."""
 
 
 class BlockConvolution(nn.Module):
-    """Convolutions of a sublayer's input and output, whose kernels follow the normed input."""
+    """Convolves a sublayer's input and output; the kernels depend on the normalised input."""
 
     def __init__(self, config: BlockConfig):
         super().__init__()
         taps = config.conv_kernel_size or 0
         width = config.hidden_size
         self.shape = 2, taps, width // config.conv_group_size
-        identity = torch.eye(taps)[0, :, None]  # [T, 1], of the position itself alone
+        identity = torch.eye(taps)[0, :, None]  # [T, 1], only the position itself
         self.base_kernel = nn.Parameter(identity.repeat(2, 1, width))
         self.kernel_projection = ZeroLinear(width, 2 * taps * self.shape[2], bias=False)
 
     def forward(self, normed: torch.Tensor, sublayer: Sublayer, block_size: int) -> torch.Tensor:
-        """What the sublayer makes of the normed input `[B, Q, H]`, both convolved."""
+        """Convolve the normalised input `[B, Q, H]`, run the sublayer on it, and convolve the output."""
         changes = self.kernel_projection(normed).unflatten(-1, self.shape)
         before, after = changes.unbind(2)  # [B, Q, T, H / group]
         made = sublayer(convolve(normed, self.base_kernel[0], before, block_size))
@@ -172,12 +175,12 @@ class BlockConvolution(nn.Module):
 
 
 def convolve(states: torch.Tensor, base: torch.Tensor, changes: torch.Tensor, block_size: int) -> torch.Tensor:
-    """Sum each position's state and those of the T - 1 before it in its block, by its own kernels.
+    """Replace each state by a weighted sum of itself and the T - 1 states before it in its block.
 
     Args:
-        states (`torch.Tensor`): `[B, Q, H]`, of blocks side by side.
+        states (`torch.Tensor`): States of one or more blocks, one block after the other, `[B, Q, H]`.
         base (`torch.Tensor`): The part of the kernels that all positions share, `[T, H]`.
-        changes (`torch.Tensor`): Their own part, `[B, Q, T, H / group]`.
+        changes (`torch.Tensor`): The part that each position adds to it, `[B, Q, T, H / group]`.
         block_size (`int`): Positions of a block.
     """
     grouped = states.unflatten(-1, (changes.shape[-1], -1))  # [B, Q, H / group, group]
@@ -190,13 +193,13 @@ def convolve(states: torch.Tensor, base: torch.Tensor, changes: torch.Tensor, bl
 
 
 def depth_matched(num_layers: int, num_captured: int) -> torch.Tensor:
-    """Fresh logits `[L, T]` of a drafter layer's weights: the captured layer at the same relative depth weighs most."""
+    """Return fresh fusion logits `[L, T]`: each drafter layer prefers the captured layer at the same relative depth."""
     places = torch.arange(num_layers)[:, None] * ((num_captured - 1) / max(num_layers - 1, 1))
-    return FALL * (torch.arange(num_captured) - places).abs()
+    return FUSION_LOGIT_SLOPE * (torch.arange(num_captured) - places).abs()
 
 
 class BackboneLayer(GradientCheckpointingLayer):
-    """Pre-norm attention and MLP of the block; context features are not normed again."""
+    """Pre-norm attention and MLP of the block; context features are not normalised again."""
 
     def __init__(self, config: BlockConfig, layer_index: int):
         super().__init__()
@@ -220,10 +223,10 @@ class BackboneLayer(GradientCheckpointingLayer):
 
 
 def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
-    """Apply RoPE in fp32 to `[B, A, T, D]` and return its dtype.
+    """Apply RoPE in fp32 to states `[B, A, T, D]` and return them in their own dtype.
 
-    Where neighbours `(2i, 2i + 1)` are turned together, they are first put where others have them, at `(i, i + D / 2)`:
-    products of queries and keys do not depend on the order of their numbers.
+    With `interleaved`, RoPE rotates the neighbours `(2i, 2i + 1)` together. They are first moved to `(i, i + D / 2)`,
+    where the default layout has them: products of queries and keys do not depend on the order of their elements.
     """
     wide = states.float()
     if interleaved:
@@ -232,7 +235,7 @@ def rotate(states: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor, int
 
 
 def windowed(config: BlockConfig, inputs: AttentionInputs, positions: torch.Tensor, length: int) -> AttentionInputs:
-    """The inputs of sliding layers; `positions` are of new context and block, `[B, C + Q]`, and `length` is Q."""
+    """Derive the inputs of sliding layers from positions `[B, C + Q]` of new context and block; `length` is Q."""
     mask = inputs.mask
     cache = inputs.cache
     if inputs.view is not None:
@@ -243,19 +246,19 @@ def windowed(config: BlockConfig, inputs: AttentionInputs, positions: torch.Tens
         return replace(inputs, mask=inside if mask is None else inside & mask)
     ends, slots = cache.window(config.sliding_window or 0)
     if config.sliding_window_non_causal and slots.stop + length <= (config.sliding_window or 0):
-        return inputs  # nothing is out of reach yet
+        return inputs  # everything is within the window so far
     queries = ends.to(positions.device)[:, None] + torch.arange(length, device=positions.device)
     context = cache.positions(slots, positions.device).expand(len(queries), -1)
     inside = _inside(config, queries, torch.cat((context, queries), dim=1))
     if mask is not None:
         inside = inside & mask[..., slots.start - inputs.first :]
-    # Once for each query head of a key head: then no key has to be repeated for them.
+    # Repeated for each query head of a key head, so that the keys need not be repeated.
     inside = inside.repeat(1, 1, config.num_attention_heads // config.num_key_value_heads, 1)  # [B, 1, G * Q, S + Q]
     return replace(inputs, mask=inside, first=slots.start)
 
 
 def _windowed_view(config: BlockConfig, view: BlockView) -> BlockView:
-    """The view of blocks side by side, within windows."""
+    """Restrict what parallel blocks see to their windows."""
     steps = torch.arange(view.block_size, device=view.ends.device)  # [K]
     reach = view.ends[..., None] + steps - (config.sliding_window or 0) + 1  # [B, N, K]
     inside = _inside(config, steps[None], steps[None])  # [1, 1, K, K]
@@ -263,7 +266,7 @@ def _windowed_view(config: BlockConfig, view: BlockView) -> BlockView:
 
 
 def _inside(config: BlockConfig, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """Whether a key is in a query's window, `[B, 1, Q, S + Q]`, from their positions `[B, Q]` and `[B, S + Q]`."""
+    """Whether each key is in each query's window, `[B, 1, Q, S + Q]`, by their positions `[B, S + Q]` and `[B, Q]`."""
     queries = queries[:, None, :, None]
     keys = keys[:, None, None]
     inside = keys > queries - (config.sliding_window or 0)

@@ -1,7 +1,7 @@
-"""What all methods share whose backbone drafts a block from context features (DFlash, arXiv 2602.06036).
+"""The base of all methods whose backbone drafts a block from context features (DFlash, arXiv 2602.06036).
 
-The block of anchor a stands at positions a..a+K-1 and sees the context strictly before a and itself. What it drafts is
-taken as it is, or corrected by a head that a method adds.
+The block of an anchor at position a covers positions a..a+K-1. It sees itself and the context strictly before a. Its
+drafts are used as they are, or corrected by a head that a method adds.
 
 Shapes: B batch, Q block positions, C new context positions, S all context positions or sequence length, N blocks per
 sequence, K block size, P proposals, H hidden size.
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class BlockModel(DominoDraftModel):
-    """A drafter whose backbone drafts a block at once; a head that corrects it is a method's own."""
+    """A drafter whose backbone drafts a block at once; subclasses can add a correction head."""
 
     config_class = BlockConfig
     config: BlockConfig
     main_input_name = "noise_embeds"
     _no_split_modules = ["BackboneLayer"]
 
-    def build(self) -> None:  # under the names of the releases
+    def build(self) -> None:  # modules have the names of the released checkpoints
         config = self.config
         self.fc = nn.Linear(config.num_captured * config.hidden_size, config.hidden_size, bias=False)
         self.hidden_norm = Qwen3RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
@@ -50,7 +50,7 @@ class BlockModel(DominoDraftModel):
         joined = torch.cat(tuple(hidden_states), dim=-1)
         joined = joined.to(self.fc.weight)
         features = self.fc(joined)
-        if self.config.layer_fusion:  # those of each drafter layer, one behind the other
+        if self.config.layer_fusion:  # every drafter layer gets its own features; they are concatenated
             shares = self.layer_fusion_weights.float().softmax(dim=-1).to(joined.dtype)
             mixed = shares @ joined.unflatten(-1, (self.config.num_captured, -1))  # [B, C, L, H]
             return self.hidden_norm(features[..., None, :] + mixed).flatten(2)
@@ -66,18 +66,18 @@ class BlockModel(DominoDraftModel):
         cache: Any = None,
         context_counts: Sequence[int] | None = None,
     ) -> torch.Tensor:
-        """Draft hidden states `[B, Q, H]` of one block, or of several side by side.
+        """Compute draft hidden states `[B, Q, H]` of one block, or of several blocks in parallel.
 
         Args:
             noise_embeds (`torch.Tensor`): Target embeddings of anchor and masks, `[B, Q, H]`.
             position_ids (`torch.Tensor`): Absolute positions `[B, Q]`.
             context_features (`torch.Tensor`, *optional*): New context `[B, C, H]`, as `fuse_context` returns it.
             context_position_ids (`torch.Tensor`, *optional*): Its absolute positions `[B, C]`.
-            view (`BlockView`, *optional*): What blocks side by side see; None for one block, which sees all context
-                and itself. Windows are within it.
+            view (`BlockView`, *optional*): What each of several parallel blocks sees, windows included; None for one
+                block, which sees itself and all context.
             cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
-            context_counts (`Sequence[int]`, *optional*): How much of each row's new context is valid, the first
-                positions, where a cache is given; None for all.
+            context_counts (`Sequence[int]`, *optional*): With a cache, how many of each sequence's new context
+                positions are valid, counted from the first; None for all.
         """
         mask = None
         first = 0
@@ -89,7 +89,7 @@ class BlockModel(DominoDraftModel):
             num_new = 0 if context_features is None else context_features.shape[1]
             visible = cache.begin(len(noise_embeds), num_new, context_counts)  # [B, S]
             first = cache.first
-            if visible is not None:  # of the context; and all of the block itself
+            if visible is not None:  # covers the context; the block itself is always visible
                 mask = F.pad(visible, (0, noise_embeds.shape[1]), value=True)[:, None, None].to(noise_embeds.device)
         if context_position_ids is not None:
             position_ids = torch.cat((context_position_ids, position_ids), dim=1)
@@ -113,7 +113,7 @@ class BlockModel(DominoDraftModel):
         return self.norm(block)
 
     def embed(self, target: TargetModel, token_ids: torch.Tensor) -> torch.Tensor:
-        """What the backbone reads of tokens `[B, Q]`: their embeddings `[B, Q, H]`."""
+        """Embed tokens `[B, Q]` for the backbone: `[B, Q, H]`."""
         embeds = target.embed(token_ids, self.config.input_embedding_scale)
         return embeds.to(self.device)
 
@@ -124,7 +124,7 @@ class BlockModel(DominoDraftModel):
         positions: torch.Tensor,
         new: NewContext | None,
         cache: Any,
-        endings: Callable[[int], torch.Tensor] | None = None,
+        last_tokens: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
         config = self.config
         features, feature_positions, counts = new or NO_CONTEXT
@@ -142,7 +142,10 @@ class BlockModel(DominoDraftModel):
         return self.finish(draft_hidden)[:, proposing]
 
     def finish(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Draft hidden states of whole blocks `[..., K, H]`, or of none, with what a method makes of a block."""
+        """Let a method add what it computes from full blocks to their draft hidden states `[..., K, H]`.
+
+        The states can also be those of no block, `[..., 0, H]`.
+        """
         return hidden
 
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -150,10 +153,10 @@ class BlockModel(DominoDraftModel):
 
     @property
     def scaling(self) -> BlockConfig | None:
-        """What tells scale and cap of logits, where files do; else they are the target's own."""
+        """The configuration, if it sets its own scale or cap of the logits; None if the target's apply."""
         config = self.config
-        is_told = config.output_multiplier is not None or config.final_logit_softcapping is not None
-        return config if is_told else None
+        has_explicit_vocabulary = config.output_multiplier is not None or config.final_logit_softcapping is not None
+        return config if has_explicit_vocabulary else None
 
     def draft_blocks(
         self,

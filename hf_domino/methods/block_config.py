@@ -1,4 +1,4 @@
-"""The fields that all methods share whose backbone drafts a whole block at once."""
+"""The configuration fields shared by all methods whose backbone drafts a full block at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from huggingface_hub.dataclasses import strict
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import LAYER_TYPES, MOST_POSITIONS, POSITIVE, SLIDING, WIDTH, check_range
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import config_classes
@@ -15,24 +15,25 @@ from hf_domino.configuration.registry import config_classes
 
 @strict
 class BlockConfig(DominoConfig):
-    """Configuration of a drafter whose backbone drafts a whole block at once.
+    """Configuration of a drafter whose backbone drafts a full block at once.
 
     Args:
         layer_types (`list[str]`, *optional*): `"full_attention"` or `"sliding_attention"` for each layer; None for full
-            attention throughout.
+            attention in all layers.
         sliding_window (`int`, *optional*): Positions that a query of a sliding layer sees, its own included.
         sliding_window_non_causal (`bool`, *optional*, defaults to `False`): Whether a sliding layer's queries also see
-            what is behind them in their block, as those of other layers do.
-        conv_kernel_size (`int`, *optional*): Positions that convolutions around attention and MLPs of a block's layers
-            sum up, in `[1, block_size]`; None for none.
-        conv_group_size (`int`, *optional*, defaults to 16): Numbers of a state that share a kernel.
-        layer_fusion (`bool`, *optional*, defaults to `False`): Whether each layer adds to the context features a
-            weighted mean of its own of the layers that are read (DFly, arXiv 2607.25852).
+            the positions after them in their block, as in the other layers.
+        conv_kernel_size (`int`, *optional*): Positions that the convolutions around attention and MLP sum up, in
+            `[1, block_size]`; None for no convolutions.
+        conv_group_size (`int`, *optional*, defaults to 16): Neighbouring dimensions of a state that share a kernel; a
+            divisor of `hidden_size`.
+        layer_fusion (`bool`, *optional*, defaults to `False`): Whether each drafter layer adds its own weighted mean of
+            the captured layers to the context features (DFly, arXiv 2607.25852).
         input_embedding_scale (`float`, *optional*): Factor of the embeddings that the backbone reads; None for the
-            target's own, if it has one.
-        output_multiplier (`float`, *optional*): Factor of the base logits; where this or the next is given, neither
-            scale nor cap of the target's logits is applied.
-        final_logit_softcapping (`float`, *optional*): Soft cap of them.
+            target's own factor, if it has one.
+        output_multiplier (`float`, *optional*): Factor of the base logits. If this or `final_logit_softcapping` is set,
+            the target's own scale and cap of the logits are not applied.
+        final_logit_softcapping (`float`, *optional*): Soft cap of the base logits.
         kwargs: The fields of [`DominoConfig`].
     """
 
@@ -58,11 +59,11 @@ class BlockConfig(DominoConfig):
 
     @property
     def has_sliding_layers(self) -> bool:
-        """Whether any layer of the backbone looks through a window."""
+        """Whether any layer of the backbone has a sliding window."""
         return SLIDING in (self.layer_types or ())
 
     def is_sliding(self, layer_index: int) -> bool:
-        """Whether this layer of the backbone looks through a window."""
+        """Whether this layer of the backbone has a sliding window."""
         return self.layer_types is not None and self.layer_types[layer_index] == SLIDING
 
     def check(self) -> None:
@@ -75,7 +76,7 @@ class BlockConfig(DominoConfig):
             check_range("conv_group_size", self.conv_group_size, 1, self.hidden_size, "hidden_size")
             if self.hidden_size % self.conv_group_size:
                 expected = f"a divisor of {self.hidden_size}"
-                raise refusal("conv_group_size", expected, self.conv_group_size, "Numbers share kernels.")
+                raise invalid_argument("conv_group_size", expected, self.conv_group_size, "Numbers share kernels.")
         types = self.layer_types
         window = self.sliding_window
         if types is not None and (len(types) != self.num_hidden_layers or not set(types) <= set(LAYER_TYPES)):

@@ -1,4 +1,4 @@
-"""Context features are kept between rounds: the cache of their keys and values.
+"""The context cache: keys and values of the context features, kept between rounds.
 
 Shapes: B batch, C new context positions, H hidden size, S cached context length, Q block
 positions, A key/value heads, D head width.
@@ -18,8 +18,8 @@ class NewContext(NamedTuple):
     Args:
         features (`torch.Tensor`, *optional*): Context features `[B, C, H]`, as `fuse_context` returns them.
         positions (`torch.Tensor`, *optional*): Their absolute positions `[B, C]`.
-        counts (`Sequence[int]`, *optional*): How many of each sequence's C positions are valid, the first ones; None
-            for all.
+        counts (`Sequence[int]`, *optional*): How many of each sequence's C positions are valid, counted from the first;
+            None for all.
     """
 
     features: torch.Tensor | None = None
@@ -28,37 +28,37 @@ class NewContext(NamedTuple):
 
 
 NO_CONTEXT = NewContext()
-SPARE = 256  # positions to reserve beside those that are stored first
+SPARE = 256  # extra positions to reserve when the first ones are stored
 
 
 class ContextCache:
-    """Keys and values of the context, per drafter layer, kept between rounds; a block's own are never stored.
+    """Keeps the keys and values of the context between rounds, for each drafter layer; those of a block are not stored.
 
-    Every row has its own length: new positions are written behind the row's last valid one, over what an earlier round
-    left there unused. The buffers grow by half, so that a round appends in place instead of copying what is there.
+    Every sequence has its own length. New positions are written after the last valid one and overwrite what an earlier
+    round left there. The buffers grow by half, so that most rounds append in place without copying.
 
     Args:
         num_layers (`int`): Drafter layers.
-        window (`int`, *optional*): Positions that a block sees, the last ones; None for all. Older ones are dropped.
+        window (`int`, *optional*): How many of the last positions a block sees; None for all. Older ones are dropped.
     """
 
-    first = 0  # slot that the context begins with that any row sees
+    first = 0  # the first slot that any sequence still sees
 
     def __init__(self, num_layers: int, window: int | None = None):
         self._window = window
         self._keys: list[torch.Tensor | None] = [None] * num_layers
         self._values: list[torch.Tensor | None] = [None] * num_layers
-        self._lengths: list[int] = []  # per row; empty before the first positions
-        self._added: list[int] = []  # per row, being stored in this forward
+        self._lengths: list[int] = []  # per sequence; empty until positions are stored
+        self._added: list[int] = []  # per sequence, being stored in this forward
 
     @property
     def lengths(self) -> list[int]:
-        """Context positions of each row; empty before the first ones."""
+        """Context positions of each sequence; empty until positions are stored."""
         return self._lengths
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is reserved."""
+        """Size of the buffers in bytes."""
         return sum(buffer.nbytes for buffer in (*self._keys, *self._values) if buffer is not None)
 
     def begin(self, batch_size: int, num_positions: int, counts: Sequence[int] | None) -> torch.Tensor | None:
@@ -67,11 +67,12 @@ class ContextCache:
         Args:
             batch_size (`int`): B.
             num_positions (`int`): New positions (C).
-            counts (`Sequence[int]`, *optional*): How many of them are valid in each row, the first ones; None for all.
+            counts (`Sequence[int]`, *optional*): How many of them are valid in each sequence, counted from the first;
+                None for all.
 
         Returns:
-            `torch.Tensor`, *optional*: Which slots from `first` on each row sees then, `[B, S]` bool on the CPU; None
-            if all do.
+            `torch.Tensor`, *optional*: Which slots, counted from `first`, each sequence will see, `[B, S]` bool on the
+            CPU; None if every sequence sees all of them.
         """
         self._lengths = self._lengths or [0] * batch_size
         self._drop_old()
@@ -85,24 +86,24 @@ class ContextCache:
         if min(ends) == max(ends):
             return None
         slots = torch.arange(self.first, max(ends))
-        before = torch.tensor(ends)[:, None] - slots  # how far a slot is from the end of each row
+        before = torch.tensor(ends)[:, None] - slots  # how far each slot is from the end of each sequence
         if self._window is None:
             return before > 0
         return (before > 0) & (before <= self._window)
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
-        """Lengths `[B]` once the announced positions are stored, and the slots that any row's window reaches."""
+        """Lengths `[B]` including the announced positions, and the range of slots that covers every query's window."""
         ends = self._ends()
         return torch.tensor(ends), range(max(self.first, min(ends) - size + 1), max(ends))
 
     def positions(self, slots: range, device: torch.device) -> torch.Tensor:
-        """The positions `[1, S]` that stand in some slots, counted as the lengths are."""
+        """Return the positions `[1, S]` in these slots, on the same scale as the lengths."""
         return torch.arange(slots.start, slots.stop, device=device)[None]
 
     def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new context keys and values `[B, A, C, D]` of one layer, and return all `[B, A, S, D]`.
+        """Store new context keys and values `[B, A, C, D]` of one layer, and return all of them `[B, A, S, D]`.
 
-        Lengths move only with [`~ContextCache.advance`], once all layers have stored theirs.
+        The lengths stay as they are until all layers have stored theirs and [`~ContextCache.advance`] is called.
         """
         end = max(self._ends())
         all_keys = self._keys[layer_index] = self._store(self._keys[layer_index], keys)
@@ -112,14 +113,14 @@ class ContextCache:
     def join(
         self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new context of one layer and put the block, which is never stored, behind all of it.
+        """Store the new context of one layer and append the block, which is never stored, to all of it.
 
         Args:
-            layer_index (`int`): Which drafter layer.
-            keys (`torch.Tensor`): New context, then the block, `[B, A, C + Q, D]`.
-            values (`torch.Tensor`): Likewise.
+            layer_index (`int`): Index of the drafter layer.
+            keys (`torch.Tensor`): Keys of the new context, then of the block, `[B, A, C + Q, D]`.
+            values (`torch.Tensor`): Values in the same order and shape.
             length (`int`): Block positions (Q).
-            first (`int`, *optional*, defaults to 0): Context position to begin with; earlier ones are left out.
+            first (`int`, *optional*, defaults to 0): Context position to start at; earlier ones are left out.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: Keys and values of all context and the block, `[B, A, S + Q, D]`.
@@ -132,11 +133,11 @@ class ContextCache:
         )
 
     def advance(self) -> None:
-        """Count the positions announced last."""
+        """Add the positions announced last to the lengths."""
         self._lengths = self._ends()
 
     def select(self, rows: Sequence[int]) -> None:
-        """Keep only these rows, in this order."""
+        """Keep only these sequences, in this order."""
         if self._lengths:
             self._lengths = [self._lengths[row] for row in rows]
         else:
@@ -145,27 +146,27 @@ class ContextCache:
             buffers[:] = [None if buffer is None else buffer[list(rows)] for buffer in buffers]
 
     def can_grow(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Whether keys of this dtype and device can be stored behind what is there, in the present autograd mode."""
+        """Whether keys of this dtype and device can be appended in the current autograd mode."""
         stored = [buffer for buffer in (*self._keys, *self._values) if buffer is not None]
         if any(buffer.is_inference() for buffer in stored) and not torch.is_inference_mode_enabled():
             return False
         return all(buffer.dtype == dtype and buffer.device == device for buffer in stored)
 
     def crop(self, lengths: Sequence[int]) -> None:
-        """Forget all but so many first positions of each row."""
+        """Keep only this many positions from the start of each sequence."""
         self._lengths = [min(length, current) for length, current in zip(lengths, self._lengths, strict=False)]
 
-    def leave_gap(self) -> None:
-        """Note that positions between those stored and the next ones were not seen."""
+    def mark_gap(self) -> None:
+        """Record that positions between the stored ones and the next ones were not seen."""
 
     def _drop_old(self) -> None:
-        """Move each row's window to the front once it is half of what a row has at most."""
+        """Move each sequence's window to the front once the longest sequence is twice as long as the window."""
         if self._window is None or max(self._lengths) < 2 * self._window:
             return
         self._drop([max(length - self._window, 0) for length in self._lengths])
 
     def _drop(self, counts: Sequence[int]) -> None:
-        """Forget so many first positions of each row."""
+        """Remove this many positions from the start of each sequence."""
         for buffer in (*self._keys, *self._values):
             if buffer is not None:
                 for row, (length, count) in enumerate(zip(self._lengths, counts, strict=True)):
@@ -173,7 +174,7 @@ class ContextCache:
         self._lengths = [length - count for length, count in zip(self._lengths, counts, strict=True)]
 
     def _ends(self) -> list[int]:
-        """Lengths once the positions announced last are counted."""
+        """Lengths including the positions announced last."""
         return [length + count for length, count in zip(self._lengths, self._added, strict=True)]
 
     def _store(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
@@ -183,7 +184,7 @@ class ContextCache:
             spare = SPARE if buffer is None else max(capacity // 2, SPARE)
             if self._window is not None:
                 spare = min(spare, self._window)
-            # Zeros, not garbage: a masked position must not bring a NaN into the weighted sum.
+            # Zeros rather than uninitialised memory: a NaN would spoil the weighted sum even at a masked position.
             grown = new.new_zeros(*new.shape[:2], capacity + spare, new.shape[3])
             if buffer is not None:
                 grown[:, :, : buffer.shape[2]] = buffer

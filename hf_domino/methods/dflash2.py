@@ -1,11 +1,11 @@
-"""DFlash 2: a selector chooses among the likeliest tokens of each position, by the token before it.
+"""DFlash 2: a selector chooses among the most likely tokens of each position, depending on the token before it.
 
-With h the draft hidden state, the `selector_top_k` likeliest tokens of a position by its base logits
-get the score base[b] + <A[a] * (P h), B[b]> behind a token a; others are not drafted. The backbone has
-convolutions. Names are those of z-lab's files (`candidate_selector.*`), in which the matrices A and B,
-the codebooks, have no `.weight` behind their names.
+Let h be the draft hidden state of a position and a the token before it. Each token b among the `selector_top_k` with
+the highest base logits gets the score base[b] + <A[a] * (P h), B[b]>. No other token is drafted. The backbone has
+convolutions. Tensors have the names of z-lab's checkpoints (`candidate_selector.*`), except that there the matrices A
+and B, the codebooks, are stored without the suffix `.weight`.
 
-Shapes: D tokens that are drafted.
+Shapes: D tokens that can be drafted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from hf_domino.methods.block import BlockModel
 from hf_domino.methods.block_config import BlockConfig
 from hf_domino.methods.dspark import MarkovHead
 
-# Of what is not among the candidates: no chance beside one of them, and a distribution where all are forbidden.
+# Logit of a token that is not a candidate. It has no chance against a candidate, but if every candidate is forbidden,
+# the scores still form a distribution, which they would not with -inf.
 LEFT_OUT = -1e9
 
 
@@ -31,7 +32,7 @@ class DFlash2Config(BlockConfig):
 
     Args:
         selector_rank (`int`, *optional*, defaults to 256): Rank of the selector.
-        selector_top_k (`int`, *optional*, defaults to 16): Likeliest tokens that it chooses among.
+        selector_top_k (`int`, *optional*, defaults to 16): How many of the most likely tokens it chooses among.
         kwargs: The fields of [`BlockConfig`].
     """
 
@@ -55,7 +56,7 @@ class DFlash2Config(BlockConfig):
 
 
 class CandidateSelector(MarkovHead):
-    """The embedding of the token before, each number times one of the draft hidden state."""
+    """The selector: the embedding of the previous token times the projected draft hidden state, element by element."""
 
     def __init__(self, config: DFlash2Config):
         nn.Module.__init__(self)
@@ -86,7 +87,7 @@ class CandidateSelector(MarkovHead):
 
 
 class DFlash2Model(BlockModel):
-    """A DFlash 2 drafter: a backbone with convolutions, and a selector among the likeliest tokens."""
+    """A DFlash 2 drafter: a backbone with convolutions, and a selector among the most likely tokens."""
 
     config_class = DFlash2Config
     config: DFlash2Config

@@ -1,10 +1,12 @@
-"""DFly: a gated MLP corrects each draft hidden state by the token before it, in front of lm_head (arXiv 2607.25852).
+"""DFly: before lm_head, a gated MLP corrects each draft hidden state by the previous token (arXiv 2607.25852).
 
-With h the draft hidden state and e the embedding of the token before, the scores of a position are those that lm_head
-makes of h + D(SiLU(G x) * U x), where x = [norm h ; norm e]. A fresh D is zero. It is of first order: its state is e
-alone. The backbone fuses captured layers for each of its own. Names are those of the releases (`hidden_correction.*`).
+Let h be the draft hidden state of a position and e the embedding of the token before it. lm_head scores the position
+from h + D(SiLU(G x) * U x), where x = [norm h ; norm e]. A fresh D is zero. The correction is of first order: its state
+is e alone. Each layer of the backbone has its own fusion of the captured layers. Tensors have the names of the released
+checkpoints (`hidden_correction.*`).
 
-Shapes: N sequences or branches, T tokens, H hidden size, I width of the MLP, M candidates, D tokens that are drafted.
+Shapes: N sequences or branches, T tokens, H hidden size, I width of the MLP, M candidates, D tokens that can be
+drafted.
 """
 
 from __future__ import annotations
@@ -33,8 +35,7 @@ class DFlyConfig(BlockConfig):
     """Configuration of a DFly drafter.
 
     Args:
-        hidden_correction_intermediate_size (`int`, *optional*): Width of the MLP that corrects; None for
-            `hidden_size`.
+        hidden_correction_intermediate_size (`int`, *optional*): Width of the correction MLP; None for `hidden_size`.
         kwargs: The fields of [`BlockConfig`].
     """
 
@@ -49,7 +50,7 @@ class DFlyConfig(BlockConfig):
 
     @property
     def correction_width(self) -> int:
-        """The width of the MLP that corrects."""
+        """Width of the correction MLP."""
         return self.hidden_correction_intermediate_size or self.hidden_size
 
     def check(self) -> None:
@@ -59,7 +60,7 @@ class DFlyConfig(BlockConfig):
 
 
 class HiddenCorrection(nn.Module):
-    """The MLP, of a draft hidden state and an embedding, each normed by itself."""
+    """The correction MLP; it reads a draft hidden state and a token embedding, each with its own norm."""
 
     def __init__(self, config: DFlyConfig):
         super().__init__()
@@ -71,12 +72,17 @@ class HiddenCorrection(nn.Module):
         self.down_proj = ZeroLinear(config.correction_width, size, bias=False)
 
     def project(self, normed: torch.Tensor, first: int) -> torch.Tensor:
-        """The part `[..., 2I]` of both products that one of the inputs `[..., H]` makes, from its first column on."""
+        """Compute the share `[..., 2I]` of one normalised input `[..., H]` in the gate and up projections.
+
+        Args:
+            normed (`torch.Tensor`): The input, `[..., H]`.
+            first (`int`): Column at which it begins: 0 for the hidden state, H for the embedding.
+        """
         return torch.cat([partial_product(layer, normed, first) for layer in (self.gate_proj, self.up_proj)], dim=-1)
 
 
 class DFlyModel(BlockModel, CorrectionHead):
-    """A DFly drafter: a backbone with fused layers, and an MLP that corrects its states by the token before."""
+    """A DFly drafter: a backbone with fused layers, and an MLP that corrects its states by the previous token."""
 
     config_class = DFlyConfig
     config: DFlyConfig
@@ -99,7 +105,7 @@ class DFlyModel(BlockModel, CorrectionHead):
         return self.hidden_correction.down_proj
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """The state itself, and its part of the products."""
+        """Return the draft hidden states, followed by their share in the MLP's projections."""
         normed = self.hidden_correction.hidden_norm(draft_hidden)
         return torch.cat((draft_hidden, self.hidden_correction.project(normed, 0)), dim=-1)
 
@@ -112,14 +118,14 @@ class DFlyModel(BlockModel, CorrectionHead):
         return self.embed(target, token_ids).to(draft_hidden)
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """Corrected draft hidden states `[..., H]`."""
+        """Compute the corrected draft hidden states `[..., H]`."""
         size = self.config.hidden_size
         own = self.hidden_correction.project(self.hidden_correction.embed_norm(states), size)
         gate, up = (part[..., size:] + own).chunk(2, dim=-1)
         return part[..., :size] + self.hidden_correction.down_proj(F.silu(gate) * up)
 
     def rows(self, target: TargetModel, columns: torch.Tensor) -> torch.Tensor:
-        """The rows of lm_head; columns as they are, where these cannot be read or have biases."""
+        """Select rows of lm_head; if lm_head cannot be read or has biases, return the columns unchanged."""
         lm_head = target.readable_head
         if lm_head is None or lm_head.bias is not None:
             return columns
@@ -135,4 +141,4 @@ class DFlyModel(BlockModel, CorrectionHead):
             logits = self.logits(target, activated)
             if rows is not None:
                 logits = logits.gather(-1, rows[..., None, :].expand(*logits.shape[:-1], -1))
-        return logits.masked_fill(base_logits.isneginf(), -torch.inf)  # what is forbidden stays so
+        return logits.masked_fill(base_logits.isneginf(), -torch.inf)  # forbidden tokens stay forbidden

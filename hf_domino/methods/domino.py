@@ -1,11 +1,11 @@
-"""Domino: a GRU over the chosen tokens and a low-rank projection onto the vocabulary correct a block of the backbone.
+"""Domino: a GRU reads the chosen tokens, and a low-rank projection onto the vocabulary corrects the backbone's logits.
 
-Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W1 [z_k ; state_k]). W1 is split by columns into a part for
-the draft hidden state, computed once for the block, and a part for the prefix state, computed once per token.
-Both parts keep the tensor names of the released checkpoints (`prefix_gru.*`, `embed_proj.0`, `embed_proj.2`).
+Domino (arXiv 2605.29707): corrected_k = base_k + W2 SiLU(W1 [z_k ; state_k]). The columns of W1 are split into a part
+for the draft hidden state, which is multiplied once per block, and a part for the prefix state, which is multiplied
+once per token. Tensors have the names of the released checkpoints (`prefix_gru.*`, `embed_proj.0`, `embed_proj.2`).
 
-Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low rank, M candidates, D tokens that are
-drafted, which have columns: all of the target's or fewer.
+Shapes: B batch, T tokens, H hidden size, G width of the prefix state, R low rank, M candidates, D tokens that can be
+drafted (one column each): all of the target's or fewer.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @strict
 class DominoMethodConfig(BlockConfig):
-    """Configuration of a drafter that drafts by Domino.
+    """Configuration of a Domino drafter.
 
     Args:
         emb_dim (`int`, *optional*, defaults to 256): Low rank of the correction head.
@@ -47,7 +47,7 @@ class DominoMethodConfig(BlockConfig):
 
     title = "Domino"
     head_layers = {"prefix_gru": "weight_hh_l0", "embed_proj.0": "weight", "embed_proj.2": "weight"}
-    defaults = {"pure_draft_prefix_len": 1}  # which SGLang wants, and which costs nothing: docs/results.md
+    defaults = {"pure_draft_prefix_len": 1}  # SGLang requires it, and it costs nothing: docs/results.md
     ranges = BlockConfig.ranges | {"emb_dim": WIDTH, "gru_hidden_dim": WIDTH}
 
     @classmethod
@@ -76,33 +76,33 @@ class PrefixGRU(nn.Module):
         return self.weight_hh_l0.new_zeros(batch_size, self.hidden_size)
 
     def forward(self, token_embeds: torch.Tensor) -> torch.Tensor:
-        """Read tokens from the start: `[B, T, H]` give the prefix state after each, `[B, T, G]`."""
-        return _ReadInOrder.apply(self.project_inputs(token_embeds), self.weight_hh_l0)
+        """Read token embeddings `[B, T, H]` from the start; returns the prefix state after each token, `[B, T, G]`."""
+        return _GRUFunction.apply(self.project_inputs(token_embeds), self.weight_hh_l0)
 
     def step(self, token_embeds: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """Read one token: `[B, H]` and the prefix state `[B, G]` give the next prefix state `[B, G]`."""
+        """Read one token embedding `[B, H]` in prefix state `[B, G]`; returns the next prefix state `[B, G]`."""
         if domino_kernels.runs_triton(state):
             return domino_kernels.gru_step(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
         return torch.gru_cell(token_embeds, state, self.weight_ih_l0, self.weight_hh_l0)
 
     def project_inputs(self, token_embeds: torch.Tensor) -> torch.Tensor:
-        """The tokens' part of the gates, which needs no prefix state: `[..., H]` to `[..., 3G]`."""
+        """Compute the share of token embeddings `[..., H]` in the gates, `[..., 3G]`; it needs no prefix state."""
         return F.linear(token_embeds, self.weight_ih_l0)
 
     def advance(self, inputs: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """What [`~PrefixGRU.step`] does from there: `[B, 3G]` and `[B, G]` give the next prefix state `[B, G]`."""
+        """Finish a [`~PrefixGRU.step`] from projected inputs `[B, 3G]` and prefix state `[B, G]`."""
         return step_from_products(inputs, state, self.weight_hh_l0)
 
 
-class _ReadInOrder(torch.autograd.Function):
-    """A GRU from zeros over the tokens' part of its gates, in few and plain operations that can be compiled.
+class _GRUFunction(torch.autograd.Function):
+    """Runs a GRU from the zero state over projected inputs, in a few simple operations that can be compiled.
 
-    Products are of the dtype of that part, which autocast makes narrow; states and all else are of the weight's.
+    Matrix products use the dtype of the inputs, which autocast makes narrow; states and all else use the weight's.
     """
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Of `[B, T, 3G]` and `[3G, G]`: states `[B, T, G]`."""
+        """Return the state after each token, `[B, T, G]`, from inputs `[B, T, 3G]` and the weight `[3G, G]`."""
         narrow = weight.to(inputs.dtype)
         width = weight.shape[1]
         states = [weight.new_zeros(len(inputs), width)]
@@ -120,53 +120,53 @@ class _ReadInOrder(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """From the last token to the first; the weight's gradient is one product over all of them."""
+        """Go from the last token to the first; one product over all tokens gives the weight's gradient."""
         narrow, *saved = ctx.saved_tensors
         length = gradient.shape[1]
         states = saved[: length + 1]
         kept = saved[length + 1 :]
         of_inputs = []
         of_products = []
-        of_state = torch.zeros_like(states[0])
+        grad_state = torch.zeros_like(states[0])
         for index in reversed(range(length)):
             opened, candidate, state_new = kept[3 * index : 3 * index + 3]
             reset, update = opened.chunk(2, dim=1)
-            of_state = of_state + gradient[:, index]
-            of_new = torch.ops.aten.tanh_backward(of_state - of_state * update, candidate)
-            of_gates = torch.cat((of_new * state_new, of_state * (states[index] - candidate)), dim=1)
+            grad_state = grad_state + gradient[:, index]
+            grad_new = torch.ops.aten.tanh_backward(grad_state - grad_state * update, candidate)
+            of_gates = torch.cat((grad_new * state_new, grad_state * (states[index] - candidate)), dim=1)
             of_gates = torch.ops.aten.sigmoid_backward(of_gates, opened)
-            of_inputs.append(torch.cat((of_gates, of_new), dim=1))
-            of_products.append(torch.cat((of_gates, of_new * reset), dim=1).to(narrow.dtype))
-            of_state = torch.addcmul(of_products[-1] @ narrow, of_state, update)
+            of_inputs.append(torch.cat((of_gates, grad_new), dim=1))
+            of_products.append(torch.cat((of_gates, grad_new * reset), dim=1).to(narrow.dtype))
+            grad_state = torch.addcmul(of_products[-1] @ narrow, grad_state, update)
         before = torch.cat(states[:-1][::-1]).to(narrow.dtype)
         of_weight = (torch.cat(of_products).mT @ before).to(states[0].dtype)
         return torch.stack(of_inputs[::-1], dim=1).to(narrow.dtype), of_weight
 
 
 def correction_projection(hidden_size: int, state_size: int, rank: int, width: int) -> nn.Sequential:
-    """W2 SiLU(W1 [z ; state]) of so many tokens that are drafted; fresh ones correct nothing."""
+    """Create W2 SiLU(W1 [z ; state]) for `width` tokens that can be drafted (D); a fresh one corrects nothing."""
     down = nn.Linear(hidden_size + state_size, rank, bias=False)
     return nn.Sequential(down, nn.SiLU(), ZeroLinear(rank, width, bias=False))
 
 
 class DominoHead(CorrectionHead):
-    """A prefix state that has read all tokens from the anchor on, and a low-rank projection of it.
+    """Domino's head: a prefix state that reads every token from the anchor on, and a low-rank projection.
 
-    A module that has it among its bases has the head's modules, under the names of the releases.
+    This is a mixin: a model that inherits from it holds the head's modules, named as in the released checkpoints.
     """
 
     prefix_gru: PrefixGRU
     embed_proj: nn.Sequential
 
     def build_head(self, config: DominoMethodConfig, width: int) -> None:
-        """Add fresh modules, which correct the logits of this many tokens."""
+        """Create the head's modules for `width` tokens that can be drafted (D)."""
         sizes = config.hidden_size, config.gru_hidden_dim
         self.prefix_gru = PrefixGRU(*sizes)
         self.embed_proj = correction_projection(*sizes, config.emb_dim, width)
 
     @property
     def gru(self) -> PrefixGRU:
-        """The GRU, by the name that decoding knows."""
+        """The GRU, under the name that decoding uses."""
         return self.prefix_gru
 
     @property
@@ -180,7 +180,7 @@ class DominoHead(CorrectionHead):
         return partial_product(self.embed_proj[0], draft_hidden)
 
     def project_state(self, states: torch.Tensor) -> torch.Tensor:
-        """The states' part of what SiLU reads: `[..., G]` to `[..., R]`."""
+        """Compute the share of prefix states `[..., G]` in the input of SiLU, `[..., R]`."""
         down: Any = self.embed_proj[0]
         return partial_product(down, states, down.weight.shape[1] - states.shape[-1])
 
@@ -201,7 +201,7 @@ class DominoHead(CorrectionHead):
 
 
 class DominoMethodModel(BlockModel, DominoHead):
-    """A drafter that drafts by Domino: DFlash's backbone, and a head that corrects its drafts token by token."""
+    """A Domino drafter: DFlash's backbone, and a head that corrects its drafts token by token."""
 
     config_class = DominoMethodConfig
     config: DominoMethodConfig

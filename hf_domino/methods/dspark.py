@@ -1,16 +1,17 @@
 """DSpark: a Markov head corrects each draft of a DFlash block by the token before it (arXiv 2607.05147).
 
-With e = W1[x_{k-1}] and h_k the draft hidden state, the scores of position k get W2 applied to
+Let e = W1[x_{k-1}] be the embedding of the previous token and h_k the draft hidden state. The head adds to the scores
+of position k the product of W2 and
 
 - vanilla: e
 - gated: sigmoid(G [h_k ; e] + b) * e
 - rnn: tanh(o), where (g, c, o) = J [s ; e ; h_k] + b, and s becomes sigmoid(g) s + (1 - sigmoid(g)) tanh(c).
 
-The first two are of first order: their state is e alone, and nothing is carried along a block. Names are those of the
-releases (`markov_head.*`, `confidence_head.proj`). The confidence head tells the chance that a draft is accepted; it is
-loaded, kept and shown by `explain_round`, and no round depends on it.
+The first two are of first order: their state is e alone, and nothing is carried along a block. Tensors have the names
+of the released checkpoints (`markov_head.*`, `confidence_head.proj`). The confidence head predicts how likely the
+target is to accept a draft. It is loaded, saved and shown by `explain_round`, but decoding does not use it.
 
-Shapes: N sequences or branches, T tokens, H hidden size, R Markov rank, D tokens that are drafted.
+Shapes: N sequences or branches, T tokens, H hidden size, R Markov rank, D tokens that can be drafted.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.checks import WIDTH, check_choice
 from hf_domino.configuration.from_target import rank_for
 from hf_domino.methods.backbone import ZeroLinear
@@ -43,11 +44,12 @@ class DSparkConfig(BlockConfig):
 
     Args:
         markov_rank (`int`, *optional*, defaults to 256): Rank of the Markov head.
-        markov_head_type (`str`, *optional*, defaults to `"vanilla"`): `"vanilla"`, `"gated"` by the draft hidden state,
-            or `"rnn"` with a state along the block.
-        enable_confidence_head (`bool`, *optional*, defaults to `False`): Whether it has a confidence head, which
-            [`explain_round`] shows and no training here trains.
-        confidence_head_with_markov (`bool`, *optional*, defaults to `True`): Whether that reads the token before, too.
+        markov_head_type (`str`, *optional*, defaults to `"vanilla"`): `"vanilla"`, `"gated"` (by the draft hidden
+            state) or `"rnn"` (with a state along the block).
+        enable_confidence_head (`bool`, *optional*, defaults to `False`): Whether the drafter has a confidence head.
+            [`explain_round`] shows its predictions; hf_domino does not train it.
+        confidence_head_with_markov (`bool`, *optional*, defaults to `True`): Whether the confidence head also reads the
+            embedding of the previous token.
         kwargs: The fields of [`BlockConfig`].
     """
 
@@ -60,7 +62,7 @@ class DSparkConfig(BlockConfig):
     title = "DSpark"
     head_layers = {
         f"markov_head.{name}": "weight" for name in ("markov_w1", "markov_w2", "gate_proj", "joint_proj")
-    }  # the last two in some
+    }  # the last two exist only in gated and rnn heads
     frozen = ("confidence_head",)
     fixed = {"pure_draft_prefix_len": 0}
     built_with = (*BlockConfig.built_with, "markov_head_type")
@@ -80,11 +82,11 @@ class DSparkConfig(BlockConfig):
         check_choice(self, "markov_head_type", tuple(HEADS))
         if self.markov_head_type == "rnn" and not self.shift_label:
             remedy = "Where its state begins is not the same in all projects then; vanilla and gated heads are read."
-            raise refusal("shift_label with markov_head_type='rnn'", True, False, remedy)
+            raise invalid_argument("shift_label with markov_head_type='rnn'", True, False, remedy)
 
 
 class ConfidenceHead(nn.Module):
-    """The chance that a draft is accepted, of its draft hidden state and the embedding of the token before it."""
+    """Predicts acceptance of a draft from its draft hidden state and, optionally, the previous token's embedding."""
 
     def __init__(self, config: DSparkConfig):
         super().__init__()
@@ -93,7 +95,7 @@ class ConfidenceHead(nn.Module):
 
 
 class MarkovHead(nn.Module, CorrectionHead):
-    """The vanilla head: a table of each token's embedding, which W2 reads as it is."""
+    """The vanilla head: W2 reads the embedding of the previous token directly."""
 
     def __init__(self, config: DSparkConfig):
         super().__init__()
@@ -108,15 +110,15 @@ class MarkovHead(nn.Module, CorrectionHead):
 
     @property
     def table(self) -> nn.Embedding:
-        """The embeddings of tokens that are read."""
+        """The embedding table of the previous tokens."""
         return self.markov_w1
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """Weights that turn draft hidden states into corrections: all but the embeddings."""
+        """All weights of the head except the embedding table."""
         return [weight for weight in self.parameters() if weight is not self.table.weight]
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """Embeddings `[..., R]` of tokens, on the head's device."""
+        """Embed tokens `[...]` as `[..., R]` on the head's device."""
         return self.table(token_ids.to(self.table.weight.device))
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
@@ -135,7 +137,7 @@ class MarkovHead(nn.Module, CorrectionHead):
 
 
 class GatedMarkovHead(MarkovHead):
-    """The embedding of the token before, each number as far as a gate of it and the draft hidden state lets pass."""
+    """The gated head: a gate computed from draft hidden state and embedding scales the previous token's embedding."""
 
     def __init__(self, config: DSparkConfig):
         super().__init__(config)
@@ -149,9 +151,9 @@ class GatedMarkovHead(MarkovHead):
 
 
 class RecurrentMarkovHead(MarkovHead):
-    """A state along the block, s, beside which that of the interface holds o: what W2 reads at the position."""
+    """The recurrent head: its state holds s, which is carried along the block, and o, which gives the input of W2."""
 
-    read = CorrectionHead.read  # from the start, token by token
+    read = CorrectionHead.read  # undo MarkovHead's shortcut: this state depends on all earlier tokens
 
     def __init__(self, config: DSparkConfig):
         super().__init__(config)

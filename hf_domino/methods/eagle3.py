@@ -1,15 +1,15 @@
-"""EAGLE-3: one layer that reads captured states with the tokens behind them, then its own drafts (arXiv 2503.01840).
+"""EAGLE-3: one layer that reads captured states and the tokens after them, then its own drafts (arXiv 2503.01840).
 
-The entry of position t is the fused state of t and token t + 1. The layer's attention reads [norm(embedding);
-norm(state)] of an entry and of all before it; what it adds to the state is the draft hidden state, of which lm_head,
-behind a norm, makes the distribution of token t + 2. Behind the anchor that state takes the place of the target's: an
-entry of a draft is the hidden state that it was drawn from, and its token. A branch sees the context and its own
-drafts.
+The entry of position t combines the fused state of t with token t + 1. The layer's attention reads [norm(embedding);
+norm(state)] of the entry and of all entries before it. The layer adds its output to the state, which gives the draft
+hidden state; a norm and lm_head turn this into the distribution of token t + 2. After the anchor, draft hidden states
+replace the target's: the entry of a draft combines the hidden state that it was drawn from with its token. A branch
+sees the context and its own drafts.
 
-Names of tensors are those of speculators and vLLM; the releases of others are renamed as they are read.
+Tensors have the names that speculators and vLLM use; those of other releases are renamed when they are loaded.
 
-Shapes: B batch, C new context positions, S stored positions, E entries to be made, L branches, N drafts of all
-branches so far or anchors of a sequence, K drafts behind an anchor, A heads, D head width, H hidden size.
+Shapes: B batch, C new context positions, S stored positions, E entries to compute, L branches, N drafts of all
+branches so far or anchors of a sequence, K drafts after an anchor, A heads, D head width, H hidden size.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hf_domino.methods.side_by_side import block_positions, gather_positions
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
 
-# Of queries, keys and values `[B, A, E, D]`: what is attended, `[B, A, E, D]`.
+# Takes queries, keys and values `[B, A, E, D]` and returns the attention output `[B, A, E, D]`.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
@@ -44,13 +44,13 @@ class Eagle3Config(DominoConfig):
     """Configuration of an EAGLE-3 drafter, which drafts at most `block_size` tokens.
 
     Args:
-        norm_before_residual (`bool`, *optional*, defaults to `False`): Whether its layer adds to the normed state.
-        norm_before_fc (`bool`, *optional*, defaults to `False`): Whether captured states are normed together.
-        fc_norm (`bool`, *optional*, defaults to `False`): Whether captured states are normed each.
-        norm_output (`bool`, *optional*, defaults to `False`): Whether the state that goes on is the normed one.
-        qk_norm (`bool`, *optional*, defaults to `False`): Whether queries and keys are normed.
-        own_embeddings (`bool`, *optional*, defaults to `False`): Whether embeddings are its own, not the target's.
-        own_lm_head (`bool`, *optional*, defaults to `False`): Whether lm_head is its own, of the drafted tokens.
+        norm_before_residual (`bool`, *optional*, defaults to `False`): Whether the layer adds to the normalised state.
+        norm_before_fc (`bool`, *optional*, defaults to `False`): Whether one norm covers all captured states together.
+        fc_norm (`bool`, *optional*, defaults to `False`): Whether each captured state has a norm of its own.
+        norm_output (`bool`, *optional*, defaults to `False`): Whether the next draft reads the normalised state.
+        qk_norm (`bool`, *optional*, defaults to `False`): Whether queries and keys are normalised.
+        own_embeddings (`bool`, *optional*, defaults to `False`): Whether it has its own embeddings, not the target's.
+        own_lm_head (`bool`, *optional*, defaults to `False`): Whether it has its own lm_head for the tokens it drafts.
         kwargs: The fields of [`DominoConfig`].
     """
 
@@ -79,18 +79,18 @@ class Eagle3Config(DominoConfig):
         "cache_implementation='static'": "Its branches are no rounds of fixed shape yet; leave it out.",
         "explain_round": "What it drafts depends on the path; look at drafter.stats.",
     }
-    loss_decay = -1 / math.log(0.8)  # weights of 0.8^i (arXiv 2503.01840)
+    loss_decay = -1 / math.log(0.8)  # draft i has the weight 0.8^i (arXiv 2503.01840)
 
     @classmethod
     def choose_layers(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
-        """The first, middle and last layers of EAGLE-3, where the target has as many."""
+        """Choose an early, a middle and a late layer as EAGLE-3 does, or spread layers if the target has too few."""
         ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
         if ids == sorted(set(ids)) and num_captured in (None, len(ids)):
             return ids
         return super().choose_layers(num_target_layers, num_captured)
 
     def follow_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self.own_embeddings = "embed_tokens.weight" in shapes  # the target's, unless they are stored
+        self.own_embeddings = "embed_tokens.weight" in shapes  # the target's are used if none are stored
         self.own_lm_head = "lm_head.weight" in shapes
         self.qk_norm = "layers.0.self_attn.q_norm.weight" in shapes
 
@@ -101,7 +101,7 @@ class Eagle3Config(DominoConfig):
 
 
 class EntryAttention(nn.Module):
-    """Attention of entries; the caller says which entries they see."""
+    """Attention of entries; the caller decides which entries they see."""
 
     def __init__(self, config: Eagle3Config):
         super().__init__()
@@ -120,13 +120,13 @@ class EntryAttention(nn.Module):
             setattr(self, name, Qwen3RMSNorm(config.head_dim, config.rms_norm_eps))
 
     def forward(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
-        """Attend from what is read of entries, `[B, E, 2H]`; returns `[B, E, H]`."""
+        """Attend from the layer's input for entries, `[B, E, 2H]`; returns `[B, E, H]`."""
         queries = rotate(self.q_norm(self._heads(self.q_proj(read))), *rotary, self.interleaved)
         attended = attend(queries, *self.project(read, rotary))
         return self.o_proj(attended.transpose(1, 2).flatten(2))
 
     def project(self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        """Keys and values `[B, A, E, D]` alone."""
+        """Compute only keys and values, `[B, A, E, D]`."""
         keys = rotate(self.k_norm(self._heads(self.k_proj(read))), *rotary, self.interleaved)
         return keys, self._heads(self.v_proj(read))
 
@@ -135,7 +135,7 @@ class EntryAttention(nn.Module):
 
 
 class EntryLayer(nn.Module):
-    """The layer: attention over entries and an MLP, added to the entries' states."""
+    """The layer: attention over entries and an MLP, each added to the entries' states."""
 
     def __init__(self, config: Eagle3Config):
         super().__init__()
@@ -147,13 +147,13 @@ class EntryLayer(nn.Module):
         self.norm_before_residual = config.norm_before_residual
 
     def read(self, embeds: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """What attention reads of entries, `[B, E, 2H]`."""
+        """Build the input of attention for entries, `[B, E, 2H]`."""
         return torch.cat((self.input_layernorm(embeds), self.hidden_norm(states)), dim=-1)
 
     def forward(
         self, embeds: torch.Tensor, states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], attend: Attend
     ) -> torch.Tensor:
-        """Draft hidden states `[B, E, H]` of entries: embeddings and states, both `[B, E, H]`."""
+        """Compute draft hidden states `[B, E, H]` of entries from their embeddings and states, both `[B, E, H]`."""
         read = self.read(embeds, states)
         if self.norm_before_residual:
             states = read[..., states.shape[-1] :]
@@ -161,13 +161,13 @@ class EntryLayer(nn.Module):
         return states + self.mlp(self.post_attention_layernorm(states))
 
 
-class _Drafts:
-    """Keys and values of drafts so far, in branches, and of what stands before them: see [`Attend`].
+class _DraftAttention:
+    """An [`Attend`] for drafts in branches, which keeps the keys and values of all drafts so far.
 
     Args:
-        sees (`torch.Tensor`): What each branch sees of them, `[B, L, N]` bool.
-        attend (`Callable`): Gives attention of queries, keys and values where so is seen.
-        kept (`tuple[torch.Tensor, ...]`): Keys and values `[B, A, N, D]`, if there are any.
+        sees (`torch.Tensor`): Which of the kept positions each branch sees, `[B, L, N]` bool.
+        attend (`Callable`): Computes attention from queries, keys, values and such a mask.
+        kept (`tuple[torch.Tensor, ...]`): Keys and values `[B, A, N, D]` to start with, if any.
     """
 
     def __init__(self, sees: torch.Tensor, attend: Callable[..., torch.Tensor], kept: tuple[torch.Tensor, ...] = ()):
@@ -176,7 +176,7 @@ class _Drafts:
         self._kept = kept
 
     def __call__(self, queries: torch.Tensor, *states: torch.Tensor) -> torch.Tensor:
-        """The next draft of each branch, which sees itself, too."""
+        """Attend for the next draft of each branch; it also sees itself."""
         if self._kept:
             states = tuple(torch.cat(pair, dim=2) for pair in zip(self._kept, states, strict=True))
         own = torch.eye(queries.shape[2], dtype=torch.bool, device=queries.device).expand(len(queries), -1, -1)
@@ -186,7 +186,7 @@ class _Drafts:
 
 
 class Eagle3Model(DominoDraftModel):
-    """An EAGLE-3 drafter, with the norms that were added since, of states that are read and of the one that goes on."""
+    """An EAGLE-3 drafter, with later versions' optional norms of captured states and of the draft hidden state."""
 
     config_class = Eagle3Config
     config: Eagle3Config
@@ -233,7 +233,7 @@ class Eagle3Model(DominoDraftModel):
         return [weight for name in names for weight in self.get_submodule(name).parameters()]
 
     def embed(self, target: TargetModel, tokens: torch.Tensor) -> torch.Tensor:
-        """Embeddings `[..., H]` of tokens `[...]`; an id that is no token's, such as an image's, has some."""
+        """Embed tokens `[...]` as `[..., H]`; ids outside the vocabulary, such as an image's, are clamped into it."""
         tokens = tokens.clamp(0, self.config.vocab_size - 1)
         if self.config.own_embeddings:
             embeds = self.embed_tokens(tokens.to(self.device))
@@ -244,7 +244,7 @@ class Eagle3Model(DominoDraftModel):
     def draft_states(
         self, embeds: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """Draft hidden states `[B, E, H]` of entries, from embeddings and states `[B, E, H]` at positions `[B, E]`."""
+        """Compute draft hidden states `[B, E, H]` from embeddings and states `[B, E, H]` at positions `[B, E]`."""
         layer: Any = self.layers[0]
         hidden = layer(embeds, states, self._rotary(positions), attend)
         if self.config.norm_output:
@@ -258,19 +258,19 @@ class Eagle3Model(DominoDraftModel):
         positions: torch.Tensor,
         new: NewContext | None,
         cache: Any,
-        endings: Callable[[int], torch.Tensor] | None = None,
+        last_tokens: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        # States are kept; entries are made once the tokens behind them are known.
+        # States are stored right away; entries are computed once the tokens after them exist.
         device = self.device
         if new is not None and new.features is not None:
             cache.keep(new.features, new.counts)
-        if not anchors.shape[1] or endings is None:
+        if not anchors.shape[1] or last_tokens is None:
             return torch.zeros(len(anchors), 0, self.config.hidden_size, dtype=self.dtype, device=device)
-        states, counts = cache.reopen()  # [B, E, H]
+        states, counts = cache.begin_missing_entries()  # [B, E, H]
         last = torch.tensor(counts, device=device)[:, None]  # [B, 1]
-        tokens = endings(states.shape[1])
+        tokens = last_tokens(states.shape[1])
         places = torch.arange(states.shape[1], device=device)
-        if min(counts) < max(counts):  # the first ones of each row are its entries
+        if min(counts) < max(counts):  # move each sequence's tokens to its entries, which come first
             tokens = tokens.gather(1, (places - last).to(tokens.device) % states.shape[1])
         embeds = self.embed(target, tokens)
         hidden = self(embeds, states, positions - last + places, cache.attend)
@@ -287,8 +287,8 @@ class Eagle3Model(DominoDraftModel):
         features: torch.Tensor | None,
         anchors: torch.Tensor,
     ) -> torch.Tensor:
-        # The known text stands for what is drafted; its hidden states are the drafter's own. An anchor that is the
-        # first token of its text has no state before it: zeros stand for it.
+        # The tokens are those of the text, but the hidden states after the anchor are the drafter's own. An anchor that
+        # is the first token of its text has no state before it; zeros take its place.
         device = self.device
         count = self.config.block_size
         layer: Any = self.layers[0]
@@ -302,10 +302,11 @@ class Eagle3Model(DominoDraftModel):
         columns = torch.arange(length, device=device)
         ends = (anchors - 1).to(device)
         kept = layer.self_attn.project(read, self._rotary(columns[None]))
-        # Its text before the entry at position anchor - 1, which is the first of its own and one of the window.
+        # Each anchor sees the entries before position anchor - 1. The entry there is the first of the anchor's own
+        # entries and counts towards the window.
         behind = ends[..., None] - columns
         is_near = behind < (self.config.draft_window_size or length)
-        attend = _Drafts((behind > 0) & is_near & has_context, _attend, kept)
+        attend = _DraftAttention((behind > 0) & is_near & has_context, _attend, kept)
         first = ends.clamp(0, length - 1)[..., None]
         states = features.gather(1, first.expand(-1, -1, features.shape[2])) * (ends >= 0)[..., None].to(features)
         tokens = gather_positions(input_ids, block_positions(anchors, count))  # [B, N, K]
@@ -318,7 +319,7 @@ class Eagle3Model(DominoDraftModel):
 
 
 class _Branches:
-    """Branches of a round. Keys and values of their drafts stand behind the context's in its buffers, uncounted."""
+    """The branches of a round; their keys and values are written after the cache's entries, but never counted."""
 
     def __init__(
         self, drafter: Eagle3Model, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
@@ -328,7 +329,7 @@ class _Branches:
         self._hidden = hidden
         self._positions = positions
         nothing = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)
-        self._drafts = _Drafts(nothing, cache.attend_behind)
+        self._drafts = _DraftAttention(nothing, cache.attend_drafts)
 
     def __call__(self, parents: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         parents = parents.to(self._hidden.device)[..., None]
@@ -342,8 +343,8 @@ class _Branches:
 
 
 def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:
-    """Attention `[B, A, E, D]` under a mask `[B, E, S]` bool."""
-    # Of one dtype under autocast, too.
+    """Compute attention `[B, A, E, D]` under a mask `[B, E, S]` bool."""
+    # Under autocast, queries and keys can have another dtype than values.
     queries = queries.to(values.dtype)
     keys = keys.to(values.dtype)
     return F.scaled_dot_product_attention(queries, keys, values, sees[:, None], enable_gqa=True)

@@ -1,9 +1,9 @@
-"""The context that EAGLE-3 keeps: states of all positions, and keys and values of those whose next token is known.
+"""The context cache of EAGLE-3: the states of all positions, and keys and values where the next token exists.
 
-The entry of a position is made of its state and the token behind it. States are kept to make entries again where a
-conversation steps back and another token follows.
+The entry of a position combines its state with the token that follows it. The states are kept so that an entry can be
+computed again when a conversation goes back and continues with a different token.
 
-Shapes: B batch, C new context positions, S stored entries, E entries to be made, N drafts of all branches so far, L
+Shapes: B batch, C new context positions, S stored entries, E entries to compute, N drafts of all branches so far, L
 branches, A heads, D head width, H hidden size.
 """
 
@@ -18,10 +18,12 @@ from hf_domino.methods.context import ContextCache
 
 
 class EntryCache(ContextCache):
-    """States of all positions, each in two halves, and in `entries` keys and values of the first ones.
+    """Keeps the states of all positions, and in `entries` the keys and values of the first ones.
+
+    Each state is stored as two halves, which take the places of a key and a value.
 
     Args:
-        window (`int`, *optional*): Entries that a draft sees, the last ones; None for all. Older ones are dropped.
+        window (`int`, *optional*): How many of the last entries a draft sees; None for all. Older ones are dropped.
     """
 
     def __init__(self, window: int | None = None) -> None:
@@ -29,16 +31,17 @@ class EntryCache(ContextCache):
         self.entries = ContextCache(1)
 
     def keep(self, states: torch.Tensor, counts: Sequence[int] | None) -> None:
-        """Store states `[B, C, H]` of new positions, `counts` valid ones of each row."""
+        """Store states `[B, C, H]` of new positions, of which the first `counts` of each sequence are valid."""
         self.begin(len(states), states.shape[1], counts)
         self.append(0, *states[:, None].chunk(2, dim=-1))
         self.advance()
 
-    def reopen(self) -> tuple[torch.Tensor, list[int]]:
-        """Announce the entries that are not made yet, the last of each row at least.
+    def begin_missing_entries(self) -> tuple[torch.Tensor, list[int]]:
+        """Announce the entries to compute: all missing ones, and in any case the last one of each sequence.
 
         Returns:
-            `tuple[torch.Tensor, list[int]]`: Their states `[B, E, H]`, and how many of each row, the first ones.
+            `tuple[torch.Tensor, list[int]]`: Their states `[B, E, H]`, and how many of them are valid in each sequence,
+            counted from the first.
         """
         made = self.entries.lengths or [0] * len(self.lengths)
         starts = [min(start, length - 1) for start, length in zip(made, self.lengths, strict=True)]
@@ -54,7 +57,7 @@ class EntryCache(ContextCache):
         return torch.cat([half.gather(1, places.expand(-1, -1, half.shape[2])) for half in halves], dim=-1), counts
 
     def attend(self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        """Attention `[B, A, E, D]` of the announced entries, each of which sees those before it and itself."""
+        """Compute attention `[B, A, E, D]` of the announced entries; each one sees itself and the entries before it."""
         starts = self.entries.lengths
         num_entries = keys.shape[2]
         keys, values = self.entries.append(0, keys, values)  # [B, A, S, D]
@@ -71,21 +74,23 @@ class EntryCache(ContextCache):
             queries, keys, values, attn_mask=sees[:, None].to(keys.device), enable_gqa=True
         )
 
-    def attend_behind(
+    def attend_drafts(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor
     ) -> torch.Tensor:
-        """Attention of drafts, which see the entries of their row's window and some drafts; these are not stored.
+        """Compute attention of drafts, which see the last entries of their sequence (the window) and some other drafts.
+
+        Drafts are not stored.
 
         Args:
-            queries (`torch.Tensor`): Of the last drafts, `[B, A, L, D]`.
-            keys (`torch.Tensor`): Of all drafts so far, `[B, A, N, D]`.
-            values (`torch.Tensor`): Likewise.
-            sees (`torch.Tensor`): Which drafts are seen, `[B, L, N]` bool.
+            queries (`torch.Tensor`): Queries of the latest drafts, `[B, A, L, D]`.
+            keys (`torch.Tensor`): Keys of all drafts so far, `[B, A, N, D]`.
+            values (`torch.Tensor`): Values of all drafts so far, `[B, A, N, D]`.
+            sees (`torch.Tensor`): Which drafts each of the latest ones sees, `[B, L, N]` bool.
         """
         lengths = self.entries.lengths
         num_drafts = keys.shape[2]
         self.entries.begin(len(keys), num_drafts, None)
-        keys, values = self.entries.append(0, keys, values)  # behind the entries, to be written over
+        keys, values = self.entries.append(0, keys, values)  # after the entries; overwritten later
         window = self._window or keys.shape[2]
         if min(lengths) == max(lengths):
             first = max(lengths[0] - window, 0)
@@ -100,25 +105,25 @@ class EntryCache(ContextCache):
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask[:, None], enable_gqa=True)
 
     def _drop(self, counts: Sequence[int]) -> None:
-        """Forget so many first positions of each row, states and entries together."""
+        """Remove this many positions from the start of each sequence, states and entries together."""
         super()._drop(counts)
         if made := self.entries.lengths:
             self.entries._drop([min(pair) for pair in zip(counts, made, strict=True)])
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, states and entries together."""
+        """Keep only these sequences, states and entries together."""
         super().select(rows)
         self.entries.select(rows)
 
     def can_grow(self, dtype: torch.dtype, device: torch.device) -> bool:
-        """Tell whether states and entries can grow with a drafter of this dtype and device."""
+        """Whether a drafter of this dtype and device can append both states and entries."""
         return super().can_grow(dtype, device) and self.entries.can_grow(dtype, device)
 
     def crop(self, lengths: Sequence[int]) -> None:
-        """Drop positions from a length on. What follows the last one that stays may be another token."""
+        """Keep this many positions of each sequence and one entry fewer: another token may follow the last position."""
         super().crop(lengths)
         self.entries.crop([max(length - 1, 0) for length in self.lengths])
 
-    def leave_gap(self) -> None:
-        """Note positions that were missed. The tokens behind those without an entry are not known any more."""
+    def mark_gap(self) -> None:
+        """Record a gap: drop the positions without an entry, because the tokens that follow them are lost."""
         super().crop(self.entries.lengths or [0] * len(self.lengths))

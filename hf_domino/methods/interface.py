@@ -1,11 +1,12 @@
-"""What every method of drafting answers: the hooks of a drafter's class that decoding, training and evaluation call.
+"""The interface of a drafting method: the hooks that decoding, training and evaluation call on a drafter.
 
-Most methods have draft hidden states, one for each proposal, of which lm_head makes base logits: a distribution of each
-position by itself. A correction head makes the distribution along a path. Or a method reads its own drafts: then there
-is one draft hidden state behind the anchors, and `branches` gives those behind the tokens that were chosen.
+Most methods produce one draft hidden state per proposal, and lm_head turns each of them into base logits, a
+distribution that does not depend on the other proposals. A correction head then makes each distribution depend on the
+tokens chosen before it. Other methods read their own drafts: `draft` returns a single draft hidden state, the one
+after the anchor, and `branches` returns the states after the tokens chosen from there on.
 
 Shapes: B batch, S sequence length, C context positions, N blocks per sequence, K block size, P proposals, H hidden
-size, D tokens that are drafted, L branches, or layers of the target that are read, M successors.
+size, D tokens that can be drafted, L branches or captured target layers, M successors.
 """
 
 from __future__ import annotations
@@ -22,18 +23,18 @@ from hf_domino.methods.correction import CorrectionHead
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
 
-# Goes on with branches behind these `[B, L]`, each by a token `[B, L]`: draft hidden states `[B, L, H]`. What it knows
-# of a round's branches is never in the context's cache.
+# Extends the branches with these indices `[B, L]` by one token each `[B, L]` and returns the new draft hidden states
+# `[B, L, H]`. The branches of a round never become part of the cached context.
 Branches = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class DraftingMethod:
-    """The hooks of a method. What has no default must be given by each method that does not lack its use."""
+    """The hooks of a method. A method overrides every hook without a default, unless none of its features calls it."""
 
     config: Any
 
     def build(self) -> None:
-        """Give the drafter its modules and parameters, from `self.config`."""
+        """Create the drafter's modules and parameters from `self.config`."""
         raise NotImplementedError
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -48,7 +49,7 @@ class DraftingMethod:
         raise NotImplementedError
 
     def draft_states(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Run the layers on arguments of the method's own, as its `draft` gives them; this is the model's forward."""
+        """Run the layers; this is the model's forward. Each method defines its own arguments."""
         raise NotImplementedError
 
     def draft(
@@ -58,49 +59,58 @@ class DraftingMethod:
         positions: torch.Tensor,
         new: NewContext | None,
         cache: Any,
-        endings: Callable[[int], torch.Tensor] | None = None,
+        last_tokens: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Store new context, and draft behind the anchors, which have seen all of it.
+        """Store new context, then draft from the anchors, which see all of the stored context.
 
         Args:
-            target (`TargetModel`): For embeddings.
-            anchors (`torch.Tensor`): Tokens `[B, 1]`; `[B, 0]` to store the context alone.
+            target (`TargetModel`): Provides the token embeddings.
+            anchors (`torch.Tensor`): Tokens `[B, 1]`; `[B, 0]` to only store the context.
             positions (`torch.Tensor`): Positions of the anchors, `[B, 1]`.
-            new ([`NewContext`], *optional*): New context, of which there may be none.
-            cache (`ContextCache` or `FixedContext`): What `new_context` gave, or a context of fixed shape.
-            endings (`Callable`, *optional*): Gives the last tokens of the texts, so many of each sequence: what stands
-                behind the last positions of the context, the anchors behind the last.
+            new ([`NewContext`], *optional*): New context; None if there is none.
+            cache (`ContextCache` or `FixedContext`): The cache from `new_context`, or a context of fixed shape.
+            last_tokens (`Callable`, *optional*): Takes a number n and returns the last n tokens of each sequence,
+                `[B, n]`: the tokens that follow the last n context positions. The last of them are the anchors.
 
         Returns:
-            `torch.Tensor`: Draft hidden states `[B, P, H]`, or `[B, 0, H]`; `[B, 1, H]` of a method with `branches`.
+            `torch.Tensor`: Draft hidden states: `[B, P, H]`, or `[B, 1, H]` if the method has `branches`, or
+            `[B, 0, H]` if there are no anchors.
         """
         raise NotImplementedError
 
     def branches(
         self, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
     ) -> Branches | None:
-        """The branches of a round behind what `draft` gave `[B, 1, H]`; None where drafts do not read each other."""
+        """Start a round's branches from `draft`'s output `[B, 1, H]`; None if drafts do not read each other."""
         return None
 
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
-        """Base logits `[..., D]` in fp32 of draft hidden states `[..., H]`, on their device."""
+        """Compute base logits `[..., D]` in fp32 from draft hidden states `[..., H]`, on the device of the states."""
         raise NotImplementedError
 
     @property
     def head(self) -> CorrectionHead | None:
-        """What corrects its drafts token by token; None where they are taken as they are."""
+        """The head that corrects the drafts token by token; None if the method uses them as they are."""
         return None
 
     def head_parameters(self) -> list[nn.Parameter]:
-        """Weights that turn draft hidden states into logits, beside the target's lm_head."""
+        """The drafter's own weights that turn draft hidden states into logits; the target's lm_head is not included."""
         return []
 
     def confidence(self, draft_hidden: torch.Tensor, token_ids: torch.Tensor) -> torch.Tensor | None:
-        """Chances `[N]` that drafts of these `[N, H]` behind tokens `[N]` are accepted, where weights tell them."""
+        """Predict how likely the target is to accept each draft; None if the drafter has no weights for this.
+
+        Args:
+            draft_hidden (`torch.Tensor`): Draft hidden states of the drafts, `[N, H]`.
+            token_ids (`torch.Tensor`): The token before each draft, `[N]`.
+
+        Returns:
+            `torch.Tensor`, *optional*: Probabilities `[N]`.
+        """
         return None
 
     def new_context(self) -> ContextCache:
-        """An empty cache of its context."""
+        """Create an empty context cache."""
         return ContextCache(self.config.num_hidden_layers, self.config.draft_window_size)
 
     def draft_blocks(
@@ -110,25 +120,25 @@ class DraftingMethod:
         features: torch.Tensor | None,
         anchors: torch.Tensor,
     ) -> torch.Tensor:
-        """Draft behind many anchors of known text side by side, each as `draft` does.
+        """Draft from many anchors of existing text in parallel, from each one as `draft` does.
 
         Args:
-            target (`TargetModel`): For embeddings.
+            target (`TargetModel`): Provides the token embeddings.
             input_ids (`torch.Tensor`): `[B, S]`.
-            features (`torch.Tensor`, *optional*): Context `[B, C, H]` of the first C positions, enough to reach all
-                anchors; None to draft without any context.
-            anchors (`torch.Tensor`): Positions `[B, N]`, -1 where a sequence has fewer; increasing ones are the
-                fastest.
+            features (`torch.Tensor`, *optional*): Context features `[B, C, H]` of the first C positions, which must
+                reach all anchors; None to draft without any context.
+            anchors (`torch.Tensor`): Positions `[B, N]`, padded with -1 if a sequence has fewer than N. Ascending
+                positions are the fastest.
 
         Returns:
-            `torch.Tensor`: Draft hidden states `[B, N, K, H]`; proposals are those from `label_offset` on.
+            `torch.Tensor`: Draft hidden states `[B, N, K, H]`. The proposals start at block position `label_offset`.
         """
         raise NotImplementedError
 
     def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        """Learn from what the target made of verified tokens `[N]`: logits `[N, V]`, where it learns as it drafts."""
+        """Learn from the target's logits `[N, V]` at tokens `[N]`; only for methods that learn as they draft."""
         raise NotImplementedError
 
     def successors_of(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and scores `[..., M]` of what may follow tokens `[...]`, of a method that learns as it drafts."""
+        """Ids and scores `[..., M]` of the successors of tokens `[...]`; only for methods that learn as they draft."""
         raise NotImplementedError

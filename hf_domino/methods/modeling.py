@@ -1,7 +1,7 @@
-"""`DominoDraftModel`: the model that a drafter of any method is, loaded, saved, viewed and counted in one way.
+"""`DominoDraftModel`: the base class of all drafters, with loading, saving, views and statistics.
 
-A method is a subclass of it, with the hooks of [`~methods.interface.DraftingMethod`].
-Embeddings and lm_head are the target's and are not stored.
+A method is a subclass that implements the hooks of [`~methods.interface.DraftingMethod`]. Embeddings and lm_head belong
+to the target and are not stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS
 from hf_domino.formats.adapters import load_adapted
@@ -32,10 +32,10 @@ from hf_domino.statistics.stats import DecodingStats, last_stats
 
 
 class DominoDraftModel(DraftingMethod, PreTrainedModel):
-    """A drafter: reads target hidden states and proposes a block of tokens in one parallel pass.
+    """A drafter, which proposes tokens that the target then verifies together in one forward.
 
     Pass it as `assistant_model` to `generate` or to a text-generation pipeline. `DominoDraftModel(config)` and
-    `from_pretrained` give an instance of the subclass of the configuration's method.
+    `from_pretrained` return an instance of the subclass for the configuration's method.
 
     Args:
         config (`DominoConfig`): Sizes and conventions; see [`DominoConfig.for_target`].
@@ -64,15 +64,17 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
 
     def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> DominoDraftModel:
-        """Make a model of the configuration's method."""
+        """Create an instance of the subclass for the configuration's method."""
         is_method = cls is not DominoDraftModel or not isinstance(config, DominoConfig)
         return super().__new__(cls if is_method else METHODS[config.projector_type])
 
     def __init__(self, config: DominoConfig):
         if not isinstance(config, self.config_class):
             remedy = "DominoDraftModel(config) makes the drafter of any method."
-            raise refusal(f"config of {type(self).__name__}", self.config_class.__name__, type(config).__name__, remedy)
-        config.check()  # `from_pretrained` sets fields after it has built the configuration
+            raise invalid_argument(
+                f"config of {type(self).__name__}", self.config_class.__name__, type(config).__name__, remedy
+            )
+        config.check()  # again, because `from_pretrained` sets fields after it has built the configuration
         super().__init__(config)
         self.build()
         if config.draft_vocab_size is not None:
@@ -81,7 +83,7 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
 
     @classmethod
     def shapes(cls, config: DominoConfig) -> dict[str, tuple[int, ...]]:
-        """Shapes of all tensors that a configuration describes, by name; none of them is made."""
+        """Return the shapes of all tensors that a configuration describes, by name, without allocating any."""
         described = cls.__new__(cls)
         nn.Module.__init__(described)
         described.config = config
@@ -94,45 +96,51 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
 
     @property
     def has_correction_head(self) -> bool:
-        """Whether drafts are corrected token by token (Domino, DSpark) or taken as they are (DFlash)."""
+        """Whether drafts are corrected token by token (such as Domino's) or used as they are (such as DFlash's)."""
         return bool(self.config.head_layers)
 
     @property
     def vocabulary(self) -> DraftVocabulary:
-        """The target's tokens that it proposes."""
+        """The target's tokens that the drafter can propose."""
         if self.config.draft_vocab_size is None:
             return DraftVocabulary()
         return ReducedVocabulary(self.config.vocab_size, self.d2t)
 
     @property
     def stats(self) -> DecodingStats:
-        """Statistics of the calling thread's last assisted `generate` with this drafter, or else of any thread's.
+        """Statistics of the last assisted `generate` with this drafter.
 
-        A call that streams has its own as `streamer.stats`, one with `return_dict_in_generate` as `output.stats`.
+        They are those of the calling thread's last call, or of any thread's last call if this thread has made none. A
+        call with a streamer also stores its own as `streamer.stats`, and a call with `return_dict_in_generate=True` as
+        `output.stats`.
 
         Raises:
-            RuntimeError: If no thread has generated with it yet.
+            RuntimeError: If no thread has generated with this drafter yet.
         """
         return last_stats(self)
 
     def generate(self, *args: Any, **kwargs: Any) -> Any:
-        """Refuse to generate: a drafter has no distribution of its own.
+        """Raise an error: only the target generates, and a drafter assists it.
 
         Raises:
-            ValueError: Always, saying which call is meant.
+            ValueError: Always. The message shows the correct call.
         """
         remedy = "Call target.generate(..., assistant_model=drafter)."
-        raise refusal("the model that generates", "the target, which a drafter only assists", "a drafter", remedy)
+        raise invalid_argument(
+            "the model that generates", "the target, which a drafter only assists", "a drafter", remedy
+        )
 
     def view(self, **changes: Any) -> DominoDraftModel:
-        """A second drafter over the same weights, with fields of the configuration changed; this one stays as it is.
+        """Return a second drafter that shares the weights but has some fields of the configuration changed.
+
+        This drafter does not change.
 
         Args:
-            changes: Fields of [`DominoConfig`] that change neither the weights' shapes nor what modules were built
-                with, such as `draft_length`.
+            changes: Fields of [`DominoConfig`], such as `draft_length`. They must change neither the shapes of the
+                weights nor anything that the modules were built with.
 
         Raises:
-            ValueError: If there is no such field, its value is out of range, or no view can change it.
+            ValueError: If a field does not exist, its value is out of range, or a view cannot change it.
 
         Example:
         ```python
@@ -147,32 +155,34 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         config = self.config.changed(**changes)
         if config.draft_vocab_size != self.config.draft_vocab_size:
             remedy = "Take a copy with fewer tokens: drafter.restricted(token_ids)."
-            raise refusal("draft_vocab_size", self.config.draft_vocab_size, config.draft_vocab_size, remedy)
+            raise invalid_argument("draft_vocab_size", self.config.draft_vocab_size, config.draft_vocab_size, remedy)
         own = vars(self.config)
         kept = {name: own[name] for name in self.config.built_with if getattr(config, name, own[name]) != own[name]}
         if kept:
             changed = {name: getattr(config, name) for name in kept}
             remedy = "Its modules were built with that. Load the drafter with another: from_pretrained(folder, ...)."
-            raise refusal(f"{', '.join(kept)} of a view", kept, changed, remedy)
+            raise invalid_argument(f"{', '.join(kept)} of a view", kept, changed, remedy)
         if not config.shapes().items() <= self.config.shapes().items():
             remedy = "Make a drafter of that shape: DominoDraftModel(DominoConfig.for_target(target.config, ...))."
-            raise refusal(f"{', '.join(changes)} of a view", "of the drafter's own weights", changes, remedy)
+            raise invalid_argument(f"{', '.join(changes)} of a view", "of the drafter's own weights", changes, remedy)
         view = copy.copy(self)
         view.__class__ = METHODS[config.projector_type]
         view.config = config
         return view
 
     def restricted(self, token_ids: Sequence[int] | torch.Tensor) -> DominoDraftModel:
-        """A copy that proposes some of the target's tokens only: base logits and W2 are of these alone.
+        """Return a copy that proposes only some of the target's tokens and computes base logits and W2 only for these.
 
-        Whatever is left out costs acceptance where the target says it, never exactness.
+        When the target chooses a token that was left out, no draft can match it. That costs acceptance, but never
+        exactness.
 
         Args:
-            token_ids (`Sequence[int]` or `torch.Tensor`): The target's ids, in any order; the most frequent ones.
+            token_ids (`Sequence[int]` or `torch.Tensor`): Ids of the target's tokens, in any order; choose the most
+                frequent ones.
 
         Raises:
-            ValueError: If an id is there twice or not among those that the drafter proposes, or if tensors are not the
-                drafter's own (adapters, quantised weights).
+            ValueError: If an id occurs twice or is not among those that the drafter proposes, or if some tensors are
+                not the drafter's own (adapters, quantised weights).
 
         Example:
         ```python
@@ -188,12 +198,12 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         return restrict(self, token_ids)
 
     def forward(self, *args: Any, within: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Run the layers as its method does, or whatever else needs the weights.
+        """Run the method's `draft_states`, or any other function that uses the weights.
 
         Args:
-            args, kwargs: Those of the method's `draft_states`.
-            within (`Callable`, *optional*): Called in its place. Wrappers such as `DistributedDataParallel` follow
-                gradients of what runs inside a forward.
+            args, kwargs: Arguments of the method's `draft_states`.
+            within (`Callable`, *optional*): Function to call instead. Wrappers such as `DistributedDataParallel` track
+                gradients only for code that runs inside a forward.
 
         Returns:
             `torch.Tensor`: Draft hidden states `[B, Q, H]`, or what `within` returns.
@@ -203,26 +213,28 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         return within()
 
     def get_input_embeddings(self) -> None:
-        """Return None: embeddings are the target's. Sharding by `accelerate` asks."""
+        """Return None, because the embeddings are the target's; `accelerate` calls this to shard a model."""
         return None
 
     def export(self, folder: str | os.PathLike, format: str = "specforge", **options: Any) -> Export:
-        """Write the drafter for other projects; which serving engines will take the folder is said before.
+        """Write the drafter in another project's format; a warning names serving engines that do not accept it.
 
         Args:
-            folder (`str` or `PathLike`): Where to write; a checkpoint in it is an error unless `overwrite=True`.
-            format (`str`, *optional*, defaults to `"specforge"`): The layouts that SGLang and vLLM read, of SpecForge,
-                z-lab and, for DSpark, DeepSpec; or `"speculators"` (no Domino).
-            options: `engine`, the name of one that must take the folder (`"sglang"`, `"vllm"`, `"dflash"`); `dtype` of
-                the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`); `target`, of
-                which speculators' format holds rows of lm_head where there is a draft vocabulary.
+            folder (`str` or `PathLike`): Where to write; it must be empty unless `overwrite=True`.
+            format (`str`, *optional*, defaults to `"specforge"`): `"specforge"` for the layouts that SGLang and vLLM
+                read, which are those of SpecForge, z-lab and, for DSpark, DeepSpec; or `"speculators"` (not for
+                Domino).
+            options: `engine`, the name of an engine that must accept the folder (`"sglang"`, `"vllm"`, `"dflash"`);
+                `dtype` of the weights (defaults to bfloat16); `overwrite`; `max_shard_size` (defaults to `"5GB"`);
+                `target`, whose rows of lm_head the format of speculators stores if there is a draft vocabulary.
 
         Returns:
-            [`~formats.exporting.Export`]: The files, and what each engine will not take.
+            [`~formats.exporting.Export`]: The files, and for each engine the reasons why it does not accept them.
 
         Raises:
-            ValueError: If the format cannot hold such a drafter, the engine will not take it, the folder is not empty,
-                or tensors are not the drafter's own (adapters, quantised weights). Nothing is written then.
+            ValueError: If the format cannot hold such a drafter, the engine does not accept it, the folder is not
+                empty, or some tensors are not the drafter's own (adapters, quantised weights). Nothing is written in
+                these cases.
         """
         return export_drafter(self, Path(folder), format, **options)
 
@@ -234,15 +246,16 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> DominoDraftModel:
-        """Load a drafter from a folder or the Hub; arguments are those of [`~transformers.PreTrainedModel`].
+        """Load a drafter from a folder or the Hub; the arguments are those of [`~transformers.PreTrainedModel`].
 
         Checkpoints of other projects are recognised by their configuration: SpecForge, z-lab's DFlash, speculators,
-        Model-Optimizer, Transformers' own DFlash drafter, and the layouts of EAGLE-3. The folder or Hub name of a PEFT
-        adapter loads the drafter that it names, with the adapter merged into its weights.
+        Model-Optimizer, Transformers' own DFlash drafter, and the layouts of EAGLE-3. If you pass the folder or Hub
+        name of a PEFT adapter, the drafter that the adapter names is loaded and the adapter is merged into its weights.
 
         Raises:
-            ValueError: If weights are missing, misshapen or of the other `projector_type`: random weights would draft
-                garbage without a word. Also if there is no such folder or Hub name, or a drafter of another kind in it.
+            ValueError: If weights are missing, have a wrong shape or belong to another `projector_type`, because random
+                weights in their place would silently draft garbage. Also if the folder or Hub name does not exist, or
+                holds a drafter that is not supported.
         """
         wants_info = kwargs.pop("output_loading_info", False)
         token_ids = translate(pretrained_model_name_or_path, kwargs)
@@ -256,26 +269,27 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
                 model.d2t = model.d2t.long()
             if token_ids is not None:
                 model = restrict(model, token_ids, model.name_or_path)
-        model._weight_conversions = []  # saved under our names, with our configuration
-        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # on the Hub
+        model._weight_conversions = []  # save under hf_domino's names, with its configuration
+        model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # commit on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
     def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:
-        """Save the drafter; arguments are those of [`~transformers.PreTrainedModel`].
+        """Save the drafter; the other arguments are those of [`~transformers.PreTrainedModel`].
 
         Args:
             save_directory (`str` or `Path`): The folder.
-            standalone (`bool`, *optional*, defaults to `False`): Also write `custom_generate/`: this package's code,
-                with which `target.generate(..., custom_generate=folder, trust_remote_code=True)` needs only torch and
-                transformers.
+            standalone (`bool`, *optional*, defaults to `False`): Whether to also write `custom_generate/`, a copy of
+                this package's code. `target.generate(..., custom_generate=folder, trust_remote_code=True)` then needs
+                only torch and transformers.
 
         Raises:
-            ValueError: With both `standalone` and `push_to_hub`, or with `standalone` for a method of another package.
+            ValueError: If both `standalone` and `push_to_hub` are set, or if `standalone` is set for a method that
+                another package defines.
         """
         self.config.check_supports("save_pretrained")
         if standalone and kwargs.get("push_to_hub"):
             remedy = "It would not be uploaded: save the folder, and send it by hf-domino push."
-            raise refusal("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
+            raise invalid_argument("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
         if standalone:
             check_bundled(self.config)
         super().save_pretrained(save_directory, *args, **kwargs)

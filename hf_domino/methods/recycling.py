@@ -1,7 +1,8 @@
-"""Token recycling: no weights, but a table of each token's likeliest successors (arXiv 2408.08696).
+"""Token recycling: no weights, only a table of each token's most likely successors (arXiv 2408.08696).
 
-What the target makes of a position, accepted or not, is thrown away by others. Here the M likeliest tokens of each
-verified position replace those that the table has for the token there, and later rounds propose trees of them.
+Other methods discard the target's predictions once a position is verified, accepted or not. Token recycling keeps the M
+most likely tokens: they become the successors of the token at that position, and later rounds propose trees built from
+the table.
 
 Shapes: N positions of a verification forward, of all sequences, M successors, V vocabulary, B sequences, L branches.
 """
@@ -15,16 +16,16 @@ from huggingface_hub.dataclasses import strict
 from torch import nn
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.modeling import DominoDraftModel
 
-NUM_SUCCESSORS = 8  # of a token (arXiv 2408.08696)
+NUM_SUCCESSORS = 8  # per token (arXiv 2408.08696)
 
 
 @strict
 class RecyclingConfig(DominoConfig):
-    """Configuration of token recycling, whose fields are those of [`DominoConfig`]."""
+    """Configuration of token recycling; its fields are those of [`DominoConfig`]."""
 
     projector_type: str = "recycling"
     num_hidden_layers: int = 1
@@ -43,29 +44,29 @@ class RecyclingConfig(DominoConfig):
 
     @classmethod
     def choose_layers(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
-        """It reads no layer; the last one costs least."""
+        """Choose the last layer: token recycling reads none, and the last one costs least to capture."""
         return [num_target_layers - 1]
 
 
 class RecyclingModel(DominoDraftModel):
-    """Token recycling. The table has each token's successors and their scores."""
+    """Token recycling: a table of each token's successors and their scores."""
 
     config_class = RecyclingConfig
     config: RecyclingConfig
 
     def build(self) -> None:
-        # Successors of a token that was not seen have no chance.
+        # Until a token is seen, its successors have the score -inf.
         size = self.config.vocab_size, min(NUM_SUCCESSORS, self.config.vocab_size)
         self.successors = nn.Parameter(torch.arange(size[1]).repeat(size[0], 1), requires_grad=False)
         self.scores = nn.Parameter(torch.full(size, -torch.inf), requires_grad=False)
 
     def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        # Of a token that stands twice the first successors count.
+        # If a token occurs more than once, the successors of its first occurrence count.
         table = self.successors
         scores = self.scores
         best = logits.topk(table.shape[1], dim=1)
         places = torch.arange(len(tokens), device=tokens.device)
-        # Of all that write to a row, each writes the same: in which order they do is not known everywhere.
+        # All occurrences of a token write the same values, because the order of the writes can be undefined.
         first = places.new_full((len(table),), len(tokens)).scatter_reduce(0, tokens, places, "amin")[tokens]
         table[tokens], scores[tokens] = best.indices[first], best.values[first].to(scores)
 
@@ -74,18 +75,18 @@ class RecyclingModel(DominoDraftModel):
 
 
 def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
-    """Make a drafter that needs no training: it proposes what the target has given before (arXiv 2408.08696).
+    """Make a drafter that needs no training: it proposes what the target has predicted before (arXiv 2408.08696).
 
-    Of each token it keeps the eight likeliest successors, as the target gave them last, from one call to the next. So
-    keep the drafter, too.
+    For each token it keeps the eight most likely successors, as the target last predicted them. Use the same drafter
+    for all calls, because it keeps what it has learned from one call to the next.
 
     Args:
-        target (`PreTrainedModel`): The target it is for, on its device.
+        target (`PreTrainedModel`): The target, on its device.
         fields: Fields of [`DominoConfig`], such as `draft_tree_size` (defaults to 32 nodes) or `block_size` (defaults
-            to paths of 8).
+            to paths of 8 tokens).
 
     Raises:
-        ValueError: If the target is no model, or a field is unknown or out of its range.
+        ValueError: If the target is not a model, or a field is unknown or out of range.
 
     Example:
     ```python
@@ -106,8 +107,8 @@ def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
     embeddings = getattr(target, "get_input_embeddings", lambda: None)()
     if embeddings is None:
         remedy = "Pass the model itself, as from_pretrained returned it."
-        raise refusal("target", "a causal language model", type(target).__name__, remedy)
+        raise invalid_argument("target", "a causal language model", type(target).__name__, remedy)
     device = embeddings.weight.device
     config = RecyclingConfig.for_target(target.config, **fields)
-    with torch.inference_mode(False):  # the table is written to later, in any mode
+    with torch.inference_mode(False):  # the table must stay writable in every autograd mode
         return RecyclingModel(config).to("cpu" if device.type == "meta" else device)

@@ -1,10 +1,10 @@
-"""The tokens that drafts are chosen among, all of the target's or the few of a draft vocabulary; drafters of fewer.
+"""Draft vocabularies: the tokens that a drafter can propose, either all of the target's or only the frequent ones.
 
-Text is mostly made of a language model's frequent tokens. A token that is never proposed costs acceptance where it
-comes, not exactness, so base logits, W2 and the draft's distribution may be of the D most frequent ones alone: FR-Spec
-(arXiv 2502.14856). Columns count them by ascending ids; an id is the target's wherever it goes.
+Most text consists of a language model's frequent tokens. A token that is never proposed costs acceptance where it
+occurs, but never exactness. So base logits, W2 and the draft distribution can be limited to the D most frequent tokens,
+as in FR-Spec (arXiv 2502.14856). Columns number these tokens by ascending id. A token id always is the target's.
 
-Shapes: V tokens of the target, D of the draft vocabulary, H hidden size.
+Shapes: V tokens of the target, D tokens of the draft vocabulary, H hidden size.
 """
 
 from __future__ import annotations
@@ -20,91 +20,91 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.draft_vocabulary import D2T, check_d2t, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
 from hf_domino.target.view import TargetModel
 
 
 class DraftVocabulary:
-    """All tokens of the target, whose columns are their ids."""
+    """All tokens of the target; their columns are their ids."""
 
     is_reduced = False
 
     def total(self, num_columns: int) -> int:
-        """All tokens of the target (V), where so many have columns (D)."""
+        """The number of the target's tokens (V), given the number of columns (D)."""
         return num_columns
 
     def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
-        """The target's logits `[..., D]` of these tokens in fp32, for final hidden states `[..., H]`."""
+        """Compute the target's logits `[..., D]` of these tokens in fp32 from final hidden states `[..., H]`."""
         return target.logits(hidden_states, scaling=scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
-        """Bring the rows that are kept of this target up to date, once a call; returns their address, for graphs."""
+        """Update the cached rows of the target's lm_head, once per call; returns their address for captured graphs."""
         return None
 
     def ids(self, columns: torch.Tensor) -> torch.Tensor:
-        """The target's ids `[...]` of columns `[...]`."""
+        """Return the target's ids `[...]` of columns `[...]`."""
         return columns
 
     def columns(self, ids: torch.Tensor) -> torch.Tensor:
-        """The columns `[...]` of ids `[...]`; -1 for tokens that are not drafted."""
+        """Return the columns `[...]` of ids `[...]`; -1 for tokens outside this vocabulary."""
         return ids
 
     def gather(self, values: torch.Tensor) -> torch.Tensor:
-        """Choose the values `[..., D]` of these tokens from values `[..., V]` of all tokens, such as noise."""
+        """Select the values `[..., D]` of these tokens from values `[..., V]` of all tokens, such as noise."""
         return values
 
     def scatter(self, scores: torch.Tensor) -> torch.Tensor:
-        """Logits or scores `[..., D]` among those of all tokens `[..., V]`, of which the others are forbidden."""
+        """Spread logits or scores `[..., D]` over all tokens `[..., V]`; tokens outside this vocabulary get -inf."""
         return scores
 
 
 class Rows(NamedTuple):
-    """Rows of one lm_head, `[D, H]`, with their biases `[D]` if it has any, and a trace of the tensors copied from."""
+    """Rows of an lm_head `[D, H]`, their biases `[D]` if it has any, and a trace of the tensors they are copies of."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
     source: tuple
 
 
-# Of each lm_head by the `d2t` of a drafter, which its views share. Neither is kept alive.
+# The rows of each lm_head, by the `d2t` of a drafter, which its views share. Neither key is kept alive.
 _rows: WeakKeyDictionary[nn.Module, WeakIdKeyDictionary] = WeakKeyDictionary()
 
 
 def rows_of(head: nn.Linear, d2t: torch.Tensor, anew: bool = False) -> Rows:
-    """Give the rows of an lm_head for a `d2t` `[D]`, copied once, and again after its weights changed, or `anew`."""
+    """Return the rows of an lm_head for a `d2t` `[D]`; copy them again only if weights changed, or with `anew`."""
     of_head = _rows.setdefault(head, WeakIdKeyDictionary())
     found: Rows | None = of_head.get(d2t)
-    source = tuple(_trace(tensor) for tensor in (head.weight, head.bias, d2t))
+    source = tuple(_fingerprint(tensor) for tensor in (head.weight, head.bias, d2t))
     if found is not None and found.source == source and not anew:
         return found
     token_ids = ids_of(d2t).to(head.weight.device)
-    with torch.inference_mode(False), torch.no_grad():  # also trained through
-        weight = _choose(head.weight, token_ids, found and found.weight)
+    with torch.inference_mode(False), torch.no_grad():  # training backpropagates through them
+        weight = _copy_rows(head.weight, token_ids, found and found.weight)
         if head.bias is None:
             bias = None
         else:
-            bias = _choose(head.bias, token_ids, found and found.bias)
+            bias = _copy_rows(head.bias, token_ids, found and found.bias)
     found = of_head[d2t] = Rows(weight, bias, source)
     return found
 
 
-def _choose(tensor: torch.Tensor, token_ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
-    """Copy rows to where those before are, if these have the same form: captured graphs know the address."""
+def _copy_rows(tensor: torch.Tensor, token_ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
+    """Copy rows, into the previous copy if dtype and device match, because captured graphs keep its address."""
     has_form = before is not None and (before.dtype, before.device) == (tensor.dtype, tensor.device)
     return torch.index_select(tensor, 0, token_ids, out=before if has_form else None)
 
 
-def _trace(tensor: torch.Tensor | None) -> tuple | None:
-    """A trace that changes when a tensor is moved or written to, unless the write goes past autograd."""
+def _fingerprint(tensor: torch.Tensor | None) -> tuple | None:
+    """Return a value that changes when the tensor is moved or written to, unless the write bypasses autograd."""
     if tensor is None:
         return None
     return tensor.data_ptr(), tensor.device, tensor.dtype, 0 if tensor.is_inference() else tensor._version
 
 
 class ReducedVocabulary(DraftVocabulary):
-    """Some tokens of the target, by the stored map `[D]` int64: the id of each less its column."""
+    """Some of the target's tokens, given by the stored map `d2t` `[D]` int64: each token's id minus its column."""
 
     is_reduced = True
 
@@ -115,8 +115,8 @@ class ReducedVocabulary(DraftVocabulary):
 
     @property
     def token_ids(self) -> torch.Tensor:
-        """The target's ids `[D]` int64 of all columns."""
-        if self._token_ids is None:  # `cached_property` takes a lock, which cannot be compiled
+        """The target's ids of all columns, `[D]` int64."""
+        if self._token_ids is None:  # not a `cached_property`, which takes a lock that cannot be compiled
             self._token_ids = ids_of(self._d2t)
         return self._token_ids
 
@@ -124,20 +124,20 @@ class ReducedVocabulary(DraftVocabulary):
         return self._num_tokens
 
     def logits(self, target: TargetModel, hidden_states: torch.Tensor, scaling: Any = None) -> torch.Tensor:
-        """Multiply by these rows of lm_head alone; where they cannot be read, call lm_head and choose columns."""
+        """Multiply only by the rows of these tokens; if lm_head cannot be read, call it and select the columns."""
         head = target.readable_head
         if head is None:
             return self.gather(target.logits(hidden_states, scaling=scaling))
         if not torch.compiler.is_compiling():
             weight, bias, _ = rows_of(head, self._d2t)
-        else:  # the kept rows cannot be looked at there
+        else:  # compiled code cannot look up the cached rows
             weight, bias = (None if part is None else part[self.token_ids] for part in (head.weight, head.bias))
         return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias), scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
         check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
         head = target.readable_head
-        # A write to `weight.data`, as of PEFT's merge, leaves no trace.
+        # Copy in any case: a write to `weight.data`, such as PEFT's merge, does not change the trace.
         if head is None:
             return None
         return rows_of(head, self._d2t, anew=True).weight.data_ptr()
@@ -159,7 +159,13 @@ class ReducedVocabulary(DraftVocabulary):
 
 
 def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = "") -> Any:
-    """A copy of a drafter that proposes some of its tokens only, under the name it is loaded from again, if any."""
+    """Return a copy of a drafter that proposes only some of its tokens.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter, which stays as it is.
+        token_ids (`Sequence[int]` or `torch.Tensor`): Ids of the target's tokens, in any order.
+        name (`str`, *optional*, defaults to `""`): Folder or Hub name that the copy can be loaded from again, if any.
+    """
     config = deepcopy(drafter.config)
     tensors = own_tensors(drafter)
     d2t = d2t_of(token_ids, config.vocab_size)
@@ -167,7 +173,7 @@ def restrict(drafter: Any, token_ids: Sequence[int] | torch.Tensor, name: str = 
     columns = drafter.vocabulary.columns(ids.to(drafter.device))
     if len(others := ids[columns.cpu() < 0]):
         remedy = "Restrict the drafter that this one was made from."
-        raise refusal("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
+        raise invalid_argument("token_ids", "among the tokens that the drafter proposes", int(others[0]), remedy)
     config.name_or_path = name
     config._commit_hash = None
     if len(d2t) == config.vocab_size:

@@ -1,16 +1,17 @@
-"""XPress: a causal mixer corrects a whole block at once, in a few passes (arXiv 2608.02438).
+"""XPress: a causal mixer corrects a full block at once, in a few passes (arXiv 2608.02438).
 
-With h_k the draft hidden states of a block, g their mean and e the embedding of the token before a position,
+Let h_k be the draft hidden states of a block, g their mean, and e_k the embedding of the token before position k.
 
     x_k = W [down_h h_k ; down_g g ; e_k]
-    c_k = x_k + sum over j <= k of L[k, j] x_j, each number by a matrix L of its own
+    c_k = x_k + sum over j <= k of L[k, j] x_j, with a separate matrix L for each dimension
     corrected_k = base_k + readout(c_k + MLP(c_k))
 
-Tokens come in through W and L alone, which are linear: what draft hidden states make of c is computed once for the
-block, behind these, and a state adds what tokens make of it. A chain is chosen at once from base logits, then again
-`num_jacobi_passes` times, each time behind the tokens of the pass before: after k passes the first k are those that are
-chosen one by one. Trees are grown token by token. In a block whose anchor proposes nothing, the anchor stands in for
-the token before it, as in vLLM. Names are those of speculators (`refiner_head.*`).
+Tokens enter only through W and L, which are linear. So the contribution of the draft hidden states to c is computed
+once per block and appended to them, and a state adds the contribution of the tokens. A chain is first chosen from the
+base logits, then chosen again `num_jacobi_passes` times, each time given the tokens of the previous pass. After k
+passes, the first k tokens are the ones that token-by-token drafting would choose. Trees are grown token by token. If
+the anchor's position makes no proposal, the anchor also serves as the token before itself, as in vLLM. Tensors have the
+names that speculators uses (`refiner_head.*`).
 
 Shapes: N sequences or branches, T tokens, H hidden size, R rank, K block size, P proposals.
 """
@@ -34,7 +35,7 @@ from hf_domino.methods.correction import CorrectionHead, partial_product
 if TYPE_CHECKING:
     from hf_domino.target.view import TargetModel
 
-MOST_POSITIONS = 256  # of a block: bfloat16 counts no further
+MOST_POSITIONS = 256  # largest block size: states count tokens in their own dtype, and bfloat16 is exact only up to 256
 
 
 @strict
@@ -43,9 +44,9 @@ class XPressConfig(BlockConfig):
 
     Args:
         xpress_rank (`int`, *optional*, defaults to 256): Rank of the head.
-        xpress_mlp_ratio (`int`, *optional*, defaults to 2): Width of its MLP, in ranks.
-        num_jacobi_passes (`int`, *optional*, defaults to 6): Times that a chain is chosen anew, behind the tokens of
-            the time before.
+        xpress_mlp_ratio (`int`, *optional*, defaults to 2): Width of its MLP, as a multiple of the rank.
+        num_jacobi_passes (`int`, *optional*, defaults to 6): How often a chain is chosen again, each time given the
+            tokens of the previous pass.
         kwargs: The fields of [`BlockConfig`].
     """
 
@@ -74,7 +75,7 @@ class XPressConfig(BlockConfig):
 
 
 class RefinerHead(nn.Module):
-    """The head's modules."""
+    """The modules of the head."""
 
     def __init__(self, config: XPressConfig):
         super().__init__()
@@ -91,11 +92,11 @@ class RefinerHead(nn.Module):
         self.readout = ZeroLinear(rank, config.draft_width, bias=False)
 
     def mixer(self) -> torch.Tensor:
-        """How much of x_j is in c_k, `[R, K, K]`."""
+        """The weight of each x_j in each c_k, `[R, K, K]`."""
         return self.mix_l.tril() + torch.eye(self.mix_l.shape[-1], device=self.mix_l.device, dtype=self.mix_l.dtype)
 
     def summarise(self, block: torch.Tensor) -> torch.Tensor:
-        """The part of c that draft hidden states `[..., K, H]` of whole blocks make, `[..., K, R]`."""
+        """Compute the contribution of full blocks' draft hidden states `[..., K, H]` to c, `[..., K, R]`."""
         own = self.down_h(block)
         shared = self.down_g(block.mean(dim=-2, keepdim=True)).expand_as(own)
         read = partial_product(self.in_proj, torch.cat((own, shared), dim=-1))
@@ -106,7 +107,7 @@ class RefinerHead(nn.Module):
 class XPressModel(BlockModel, CorrectionHead):
     """An XPress drafter: DFlash's backbone, and a head that corrects a block in passes.
 
-    Behind each draft hidden state stands what the head makes of its block: `[..., H + R]`.
+    Each draft hidden state is followed by the contribution of its block to c: `[..., H + R]`.
     """
 
     config_class = XPressConfig
@@ -123,12 +124,12 @@ class XPressModel(BlockModel, CorrectionHead):
 
     @property
     def state_size(self) -> int:  # type: ignore[override]
-        """What tokens make of c at the position, what each of them brings, and how many there are."""
+        """Width of a state: the tokens' contribution to c, each token's contribution to x, and the number of tokens."""
         return (self.config.num_draft_tokens + 1) * self.config.xpress_rank + 1
 
     @property
     def num_passes(self) -> int:  # type: ignore[override]
-        """Times that a chain is chosen anew."""
+        """How often a chain is chosen again."""
         return self.config.num_jacobi_passes
 
     @property
@@ -155,18 +156,18 @@ class XPressModel(BlockModel, CorrectionHead):
         rank = self.config.xpress_rank
         places = torch.arange(self.config.num_draft_tokens, device=states.device)
         depths = states[:, -1:].long()
-        brought = states[:, rank:-1].unflatten(1, (-1, rank))  # [N, P, R]
+        embedded = states[:, rank:-1].unflatten(1, (-1, rank))  # [N, P, R]
         new = self._embed(token_ids).to(states)
-        brought = torch.where((places == depths)[..., None], new[:, None], brought)
-        shares = self._shares().permute(1, 2, 0)[depths[:, 0]]
-        mixed = (shares.to(brought) * brought).sum(dim=1)
-        return torch.cat((mixed, brought.flatten(1), states[:, -1:] + 1), dim=1)
+        embedded = torch.where((places == depths)[..., None], new[:, None], embedded)
+        shares = self._token_mixer().permute(1, 2, 0)[depths[:, 0]]
+        mixed = (shares.to(embedded) * embedded).sum(dim=1)
+        return torch.cat((mixed, embedded.flatten(1), states[:, -1:] + 1), dim=1)
 
     def read(self, target: TargetModel, token_ids: torch.Tensor, draft_hidden: torch.Tensor) -> torch.Tensor:
-        """What tokens make of c alone, `[N, T, R]`, from which no branch goes on."""
+        """Compute only the tokens' contribution to c, `[N, T, R]`; no branch can be continued from it."""
         length = token_ids.shape[1]
-        brought = self._embed(token_ids)
-        return torch.einsum("rkj,njr->nkr", self._shares()[:, :length, :length].to(brought), brought)
+        embedded = self._embed(token_ids)
+        return torch.einsum("rkj,njr->nkr", self._token_mixer()[:, :length, :length].to(embedded), embedded)
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         head = self.refiner_head
@@ -174,15 +175,15 @@ class XPressModel(BlockModel, CorrectionHead):
         return mixed + head.mlp_down(F.silu(head.mlp_gate(mixed)) * head.mlp_up(mixed))
 
     def _embed(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """What tokens `[...]` bring to x, `[..., R]`."""
+        """Compute the contribution of tokens `[...]` to x, `[..., R]`."""
         head = self.refiner_head
         embeds = head.token_embed(token_ids.to(head.token_embed.weight.device))
         return partial_product(head.in_proj, embeds, 2 * self.config.xpress_rank)
 
-    def _shares(self) -> torch.Tensor:
-        """How much of what each token brings, from the anchor on, is in the state of each proposal, `[R, P, P]`."""
+    def _token_mixer(self) -> torch.Tensor:
+        """The weight of each token's contribution, from the anchor on, in the state of each proposal, `[R, P, P]`."""
         mixer = self.refiner_head.mixer()
         if not self.config.label_offset:
             return mixer
-        of_anchor = mixer[:, 1:, :1] + mixer[:, 1:, 1:2]  # which comes before itself, too
+        of_anchor = mixer[:, 1:, :1] + mixer[:, 1:, 1:2]  # the anchor is also the token before itself
         return torch.cat((of_anchor, mixer[:, 1:, 2:]), dim=2)

@@ -1,4 +1,8 @@
-"""Publish and find drafters: `folder_card` writes a folder's card, and `hub` pushes folders and searches the Hub."""
+"""Publish and find drafters.
+
+`folder_card` writes the card of a folder, `hub` pushes folders and searches the Hub, and `released` lists drafters that
+others have released.
+"""
 
 from hf_domino.publishing.hub import FoundDrafter, PushResult, find, push
 from hf_domino.publishing.released import ReleasedDrafter, released

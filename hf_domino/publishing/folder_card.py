@@ -9,7 +9,7 @@ from typing import Any
 from huggingface_hub import EvalResult
 from transformers import TrainerState
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.cards.render import is_hub_name, render_card
 from hf_domino.cards.sections import CARD, MEASURED_BY, merge_card, read_card, read_sections, read_text
 from hf_domino.cards.training import training_section
@@ -45,10 +45,10 @@ def results_section(rows: Sequence[Row]) -> str:
 
 
 def eval_results(rows: Sequence[Row]) -> list[EvalResult]:
-    """List the drafter's speed-up and acceptance length in each mode, as the Hub reads them from the head of a card.
+    """List the drafter's speed-up and acceptance length in each mode, in the form that the Hub reads from a card.
 
-    The drafter's own method is `domino_adaptive`, or else the first drafter that was compared. The list is empty if
-    neither was measured.
+    They come from `domino_adaptive` or, if that was not measured, from the first drafter that was compared. The list is
+    empty if there is neither.
     """
     own = [method for method in methods_of(rows) if method == "domino_adaptive" or method not in METHODS]
     if not own:
@@ -73,7 +73,7 @@ def eval_results(rows: Sequence[Row]) -> list[EvalResult]:
 
 
 def _by_position(rows: Sequence[Row]) -> str:
-    """Tabulate the share of rounds that accepted each proposal; return an empty text if no method has rounds."""
+    """Make a table of the share of rounds that accepted each proposal; empty if no method has rounds."""
     rates = {
         f"{label(method)}, {name}": summarize(rows, method, mode).acceptance_rate_at
         for method in methods_of(rows)
@@ -90,16 +90,17 @@ def _by_position(rows: Sequence[Row]) -> str:
 def card_for(
     folder: Path, *, name: str | None = None, target: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> str:
-    """Write the card of a drafter's folder, merged into the card that is there.
+    """Return the card of a drafter's folder, merged into the folder's existing card.
 
-    The card describes results.jsonl and trainer_state.json, if the folder has them. `name` is the name by which the
-    drafter is loaded, by default that of the folder. `target` defaults to the card's base_model or the configuration's
-    target_name. `metadata`, such as a license, goes into the card's head, where lists are united with existing ones.
+    The card describes results.jsonl and trainer_state.json if the folder has them. `name` is the name with which others
+    load the drafter; it defaults to the name of the folder. `target` defaults to the card's base_model, or else to the
+    configuration's target_name. `metadata`, such as a license, goes into the card's metadata block, where lists are
+    merged with existing ones.
     """
     is_adapter = not (folder / CONFIG).is_file()
     if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
         remedy = "Save a drafter or its adapter there with save_pretrained(folder)."
-        raise refusal("FOLDER", f"that of a drafter, with {CONFIG} or {ADAPTER_CONFIG}", str(folder), remedy)
+        raise invalid_argument("FOLDER", f"that of a drafter, with {CONFIG} or {ADAPTER_CONFIG}", str(folder), remedy)
     config = drafter_config(folder)
     existing = read_text(folder / CARD)
     sections = read_sections(existing)
@@ -119,9 +120,9 @@ def card_for(
             head |= {"model_name": name.rpartition("/")[2], "eval_results": measures}
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
-        raise refusal(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
+        raise invalid_argument(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
     training = sections.get("training")
-    if not training and (folder / STATE).is_file():  # the trainer's record says less
+    if not training and (folder / STATE).is_file():  # an existing section is better, because the trainer knew more
         training = training_section(TrainerState.load_from_json(str(folder / STATE)), folder=folder)
     adapter = read_object(folder / ADAPTER_CONFIG) if is_adapter else None
     new = render_card(
@@ -139,12 +140,12 @@ def card_for(
     merged = read_card(merge_card(existing, new, wins))
     data: Any = merged.data
     if isinstance(data.base_model, str) and not is_hub_name(data.base_model):
-        data.base_model = None  # a folder, which nobody else has
+        data.base_model = None  # a local folder, which means nothing to others
     return str(merged)
 
 
 def missing_from(card: str) -> list[str]:
-    """Say what the head of a card lacks that the Hub shows, each with the flag that gives it."""
+    """List the metadata that the Hub shows and the card lacks, each with the flag that sets it."""
     data: Any = read_card(card).data
     missing = []
     if not data.base_model:

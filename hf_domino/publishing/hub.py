@@ -1,12 +1,12 @@
-"""Push drafters to the Hub in one commit of huggingface_hub's client, and find the drafters for a target there.
+"""Push drafters to the Hub, each in one commit of huggingface_hub's client, and find the drafters for a target there.
 
-A folder that was trained in also holds checkpoints, the optimizer's state, texts and logs, so this module lists the
+The output folder of a training also holds checkpoints, the optimizer's state, texts and logs, so this module lists the
 files to push, not the files to leave out. Weights are uploaded first. The Hub keeps what has arrived, so the same call
-resumes a push that broke off.
+resumes a push that was interrupted.
 
 The Hub records which models are made from another one, but not that they draft for it. So the search combines the
-target as base model with tags and words that drafters have, and also looks for repositories that carry the target's
-name. Their configurations show what they are.
+target as base model with tags and words that are typical of drafters, and also looks for repositories with the target's
+name. Their configurations show whether they are drafters.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from transformers.utils import logging
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.version import __version__
 from hf_domino.cards.render import is_hub_name
 from hf_domino.cards.sections import CARD, merge_card, read_text
@@ -43,7 +43,7 @@ PUBLISHED = [
     *("custom_generate/*.py", "custom_generate/requirements.txt", "custom_generate/README.md"),
 ]
 TAGS = ("speculative-decoding", "draft-model", "speculators", "domino", "dflash", "dspark", "eagle", "eagle3")
-WORDS = ("domino", "dflash", "dspark", "draft", "speculator", "eagle", "mtp")  # in names of repositories
+WORDS = ("domino", "dflash", "dspark", "draft", "speculator", "eagle", "mtp")  # that names of repositories have
 MOST_OF_ONE_QUERY = 100  # repositories per query, the most downloaded first
 THREADS = 8
 CLIENT: dict[str, Any] = {"library_name": "hf_domino", "library_version": __version__}
@@ -51,13 +51,13 @@ CLIENT: dict[str, Any] = {"library_name": "hf_domino", "library_version": __vers
 
 @dataclass(frozen=True)
 class PushResult:
-    """Describe what was pushed, or what a dry run would push."""
+    """What was pushed, or what a dry run would push."""
 
     repo_id: str
-    files: dict[str, int]  # bytes of each
+    files: dict[str, int]  # name -> bytes
     left_out: list[str]
     commit: str | None = None  # None after a dry run
-    url: str | None = None  # of the commit
+    url: str | None = None  # address of the commit
 
     def __str__(self) -> str:
         width = max(map(len, self.files))
@@ -74,21 +74,26 @@ def push(
     dry_run: bool = False,
     **card: Any,
 ) -> PushResult:
-    """Publish a drafter's folder as OWNER/NAME on the Hub in one commit; the repository is made if there is none.
+    """Publish a drafter's folder as OWNER/NAME on the Hub in one commit; the repository is created if there is none.
 
     The card is written anew from the folder, with the target and metadata of `card` as in [`card_for`], and merged with
-    the card on the Hub. `private` applies to a new repository. `dry_run` checks and lists the files without calling the
-    Hub.
+    the card on the Hub. `private` makes a new repository private. `token` defaults to the one with which you are logged
+    in. `dry_run` checks and lists the files without calling the Hub. A failure of the Hub or the connection raises an
+    `OSError`, and a wrong folder or argument raises a `ValueError`.
     """
     folder = Path(folder)
     if "/" not in repo_id:
-        raise refusal("the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter.")
+        raise invalid_argument(
+            "the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter."
+        )
     validate_repo_id(repo_id)
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_object(folder / ADAPTER_CONFIG).get(BASE)
         if not is_hub_name(base):
             remedy = "Push that drafter and name it there, or push one whole: load this folder and save_pretrained it."
-            raise refusal(f"{BASE} of {ADAPTER_CONFIG}", "a name on the Hub, where others find it", base, remedy)
+            raise invalid_argument(
+                f"{BASE} of {ADAPTER_CONFIG}", "a name on the Hub, where others find it", base, remedy
+            )
     text = card_for(folder, name=repo_id, **card)
     going = _additions(folder, text.encode())
     names = {name.partition("/")[0] for name in going}
@@ -105,7 +110,9 @@ def push(
     with _explained(f"pushing to {repo_id}"):
         api.create_repo(repo_id, private=private or None, exist_ok=True)
         if private and not api.model_info(repo_id).private:
-            raise refusal("private", f"False for {repo_id}, which is public already", True, "Push to another name.")
+            raise invalid_argument(
+                "private", f"False for {repo_id}, which is public already", True, "Push to another name."
+            )
         there = api.model_info(repo_id).sha
         with suppress(RemoteEntryNotFoundError):  # a broken connection raises another error
             there_card = read_text(Path(api.hf_hub_download(repo_id, CARD, revision=there)))
@@ -114,16 +121,16 @@ def push(
             repo_id,
             going.values(),
             commit_message="Publish a drafter with hf_domino",
-            parent_commit=there,  # so that a card that somebody edits meanwhile is not overwritten
+            parent_commit=there,  # so that a card that somebody edits in the meantime is not overwritten
         )
     return replace(planned, commit=done.oid, url=str(done.commit_url))
 
 
 def _additions(folder: Path, card: bytes) -> dict[str, CommitOperationAdd]:
-    """Collect the files to push by their names on the Hub, after a check that the drafter loads."""
+    """Collect the files to push by their names on the Hub, after checking that the drafter loads."""
     verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # hides Transformers' report of missing tensors, which the error names
-    device = None  # an adapter is merged, which needs the values of weights
+    logging.set_verbosity_error()  # hides Transformers' report of missing tensors, because the error names them
+    device = None  # an adapter is merged, which needs the values of the weights
     if (folder / CONFIG).is_file():
         device = "meta"
     try:
@@ -138,10 +145,10 @@ def _additions(folder: Path, card: bytes) -> dict[str, CommitOperationAdd]:
 
 @contextmanager
 def _explained(doing: str) -> Iterator[None]:
-    """Raise errors of the Hub and the connection as an `OSError`, which the command prints."""
+    """Turn errors of the Hub and the connection into an `OSError`, which the command prints."""
     try:
         yield
-    except RuntimeError as error:  # of an upload
+    except RuntimeError as error:  # an upload failed
         raise OSError(f"{doing} broke off: {error} {error.__cause__} The same command sends the rest.") from error
     except HTTPError as error:
         raise OSError(f"{doing} failed: {' '.join(str(error).split())}") from error
@@ -149,18 +156,18 @@ def _explained(doing: str) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class FoundDrafter:
-    """Describe a repository that may have a drafter for the target: its format, or why it does not load."""
+    """A repository that may have a drafter for the target, with the drafter's format or the reason why none loads."""
 
     name: str
     commit: str | None
-    format: str | None
-    refused: str | None
-    downloads: int  # of the last 30 days
+    format: str | None  # None if it does not load
+    refused: str | None  # why it does not load
+    downloads: int  # in the last 30 days
     last_modified: str | None  # YYYY-MM-DD
 
     @property
     def usage(self) -> tuple[str, ...]:
-        """Return the lines of code that use it; none if it does not load."""
+        """The lines of code that use the drafter; none if it does not load."""
         if not self.format:
             return ()
         load = f'drafter = DominoDraftModel.from_pretrained("{self.name}")'
@@ -168,7 +175,19 @@ class FoundDrafter:
 
 
 def find(target: str, *, limit: int = 20, token: str | bool | None = None) -> list[FoundDrafter]:
-    """List the drafters for a target, OWNER/NAME on the Hub: first those that load, the most downloaded first."""
+    """List the drafters that the Hub has for a target: first those that load, sorted by downloads.
+
+    Args:
+        target (`str`): OWNER/NAME of the target on the Hub.
+        limit (`int`, *optional*, defaults to 20): Number of repositories to inspect, the most downloaded first.
+        token (`str` or `bool`, *optional*): Token for the Hub.
+
+    Returns:
+        `list[FoundDrafter]`: The repositories, including those that do not load, with the reason.
+
+    Raises:
+        OSError: If the Hub does not know the target, or the connection fails.
+    """
     api = HfApi(token=token, **CLIENT)
     made_from = f"base_model:{target}"
     own_name = target.rpartition("/")[2]
@@ -185,11 +204,11 @@ def find(target: str, *, limit: int = 20, token: str | bool | None = None) -> li
         by_name = {info.id: info for infos in pool.map(ask, queries) for info in infos if info.id != target}
         most_used = sorted(by_name.values(), key=lambda info: -(info.downloads or 0))[:limit]
         found = list(pool.map(lambda info: _inspect(api, info), most_used))
-    return sorted(found, key=lambda drafter: drafter.format is None)  # stable: downloads decide among equals
+    return sorted(found, key=lambda drafter: drafter.format is None)  # stable, so both groups stay sorted by downloads
 
 
 def _inspect(api: HfApi, info: ModelInfo) -> FoundDrafter:
-    """Read a repository's configuration as loading a drafter does."""
+    """Read a repository's configuration in the same way as when a drafter is loaded."""
     form = None
     refused = None
     files = [file.rfilename for file in info.siblings or ()]

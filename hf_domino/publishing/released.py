@@ -1,4 +1,4 @@
-"""Drafters that were released for known targets: a dated list, read without a network."""
+"""A dated list of the drafters that were released for known targets, which can be read offline."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 FILE = Path(__file__).with_name("released.jsonl")
 MARKS = ("run by us", "layout tested", "not tried")
@@ -14,22 +14,23 @@ MARKS = ("run by us", "layout tested", "not tried")
 
 @dataclass(frozen=True)
 class ReleasedDrafter:
-    """Describe one released drafter. None stands for what is not known.
+    """A released drafter. Fields whose value is unknown are None.
 
     Args:
         target (`str`): The target's name on the Hub.
-        billions (`float`): Parameters of the target, in billions.
+        billions (`float`): Number of parameters of the target, in billions.
         drafter (`str`): The drafter's name on the Hub, or its folder in this repository.
         method (`str`): Its `projector_type`.
-        layout (`str`, *optional*): Whose file it is in; see docs/formats.md.
-        block_size (`int`, *optional*): Tokens of a block.
+        layout (`str`, *optional*): The project in whose layout its file is; see docs/formats.md.
+        block_size (`int`, *optional*): Number of tokens in a block.
         trained_length (`int`, *optional*): Longest text of its training, in tokens.
-        mode (`str`, *optional*): Chat mode that it was trained in.
-        acceptance_length (`float`, *optional*): Tokens per round that its own card reports, on text of its choice.
+        mode (`str`, *optional*): Chat mode in which it was trained.
+        acceptance_length (`float`, *optional*): Tokens per round according to its own card, on text of the card's
+            choice.
         licence (`str`, *optional*): Its licence.
         mark (`str`): `"run by us"`, `"layout tested"` (with small random weights), or `"not tried"`.
-        source (`str`): Where it is named.
-        seen (`str`): Month in which it was seen, `YYYY-MM`.
+        source (`str`): Where the drafter is listed.
+        seen (`str`): Month in which it was seen there, `YYYY-MM`.
     """
 
     target: str
@@ -48,7 +49,7 @@ class ReleasedDrafter:
 
 
 def released(target: str | None = None) -> list[ReleasedDrafter]:
-    """List the known drafters for a target, small targets first.
+    """List the released drafters for a target, small targets first.
 
     Args:
         target (`str`, *optional*): The target's name on the Hub; defaults to all targets.
@@ -66,7 +67,7 @@ def released(target: str | None = None) -> list[ReleasedDrafter]:
 
 
 def read_released(path: Path) -> list[ReleasedDrafter]:
-    """Read such a file, and refuse a line that lacks a field, has another, or has a mark that is none."""
+    """Read the list, and raise a `ValueError` if a line lacks a field or has an unknown field or mark."""
     names = {field.name for field in fields(ReleasedDrafter)}
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
@@ -74,20 +75,26 @@ def read_released(path: Path) -> list[ReleasedDrafter]:
         try:
             values = dict(json.loads(line))
         except (ValueError, TypeError):
-            raise refusal(place, "a JSON object", line, "A line describes one drafter.") from None
+            raise invalid_argument(place, "a JSON object", line, "A line describes one drafter.") from None
         if wrong := names ^ values.keys():
-            raise refusal(place, f"with the fields {', '.join(sorted(names))}", sorted(wrong), "Mend these.")
+            raise invalid_argument(
+                place, f"with the fields {', '.join(sorted(names))}", sorted(wrong), "Correct these."
+            )
         for name in ("target", "drafter", "method", "source", "seen"):
             if not isinstance(values[name], str):
-                raise refusal(f"{name} in {place}", "a text", values[name], "Only figures and licences may be null.")
+                raise invalid_argument(
+                    f"{name} in {place}", "a text", values[name], "Only figures and licences may be null."
+                )
         if values["mark"] not in MARKS:
-            raise refusal(f"mark in {place}", f"one of {', '.join(MARKS)}", values["mark"], "Choose one of them.")
+            raise invalid_argument(
+                f"mark in {place}", f"one of {', '.join(MARKS)}", values["mark"], "Choose one of them."
+            )
         found.append(ReleasedDrafter(**values))
     return found
 
 
 def known_drafters(target: str) -> str | None:
-    """Name the released drafters for a target in a line, for commands that were given none; None without any."""
+    """Name the released drafters for a target in one line, for commands without a drafter; None if there are none."""
     found = [f"{drafter.drafter} ({drafter.mark})" for drafter in released(target)]
     if not found:
         return None

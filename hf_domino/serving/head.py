@@ -1,7 +1,7 @@
-"""Run the correction head along the blocks of a batch, for a server that takes the likeliest tokens of logits itself.
+"""Run the correction head along the blocks of a batch, for a server that chooses the likeliest tokens itself.
 
-vLLM asks for the logits of all proposals at once. So this module chooses the tokens that the head reads and returns
-logits with these tokens as their argmax, so that the server chooses the same tokens.
+vLLM asks for the logits of all proposals at once. So this module chooses the tokens that the head reads, and returns
+logits whose argmax are these tokens, so that the server chooses the same ones.
 
 Shapes: B requests, P proposals, H hidden size, V vocabulary.
 """
@@ -17,7 +17,7 @@ from hf_domino.methods.domino import DominoHead, DominoMethodConfig
 
 
 class BlockHead(nn.Module, DominoHead):
-    """Hold a correction head, with the tensor names of the released drafters."""
+    """A correction head, with the tensor names of the released drafters."""
 
     def __init__(self, config: DominoMethodConfig):
         super().__init__()
@@ -31,10 +31,16 @@ class BlockHead(nn.Module, DominoHead):
         anchors: torch.Tensor,
         embed: Callable[[torch.Tensor], torch.Tensor],
     ) -> torch.Tensor:
-        """Correct full blocks, so that the argmax at each position is the proposal that follows those before it.
+        """Correct full blocks, so that the argmax at each position is the proposal after the proposals before it.
 
-        `base_logits` `[B, P, V]` are minus infinity for tokens that are not drafted. `draft_hidden` `[B, P, H]` holds
-        the positions that predict, `anchors` `[B]` precede the first proposals, and `embed` returns `[B, H]`.
+        Args:
+            base_logits (`torch.Tensor`): Base logits `[B, P, V]`, minus infinity for tokens that are not drafted.
+            draft_hidden (`torch.Tensor`): Draft hidden states `[B, P, H]` of the positions that predict.
+            anchors (`torch.Tensor`): Token ids `[B]` before the first proposals.
+            embed (`Callable`): Returns the embeddings `[B, H]` of token ids.
+
+        Returns:
+            `torch.Tensor`: Corrected logits `[B, P, V]`.
         """
         tokens = anchors
         corrected = []
@@ -50,7 +56,7 @@ class BlockHead(nn.Module, DominoHead):
 
 
 def anchors_of(rows: torch.Tensor, count: int, num_proposals: int) -> torch.Tensor:
-    """Take the anchors out of a server's token ids, which may be padded; `count` is B P.
+    """Select the anchors from a server's token ids, which can be padded; `count` is B P.
 
     Example:
     ```python

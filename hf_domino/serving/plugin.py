@@ -1,4 +1,4 @@
-"""Register our drafter in each process of vLLM, which finds this module by its `vllm.general_plugins` entry point."""
+"""Register our drafter in each process of vLLM, which finds this module by the `vllm.general_plugins` entry point."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ BASE = "vllm.model_executor.models.qwen3_dflash"
 
 
 def register() -> None:
-    """Replace vLLM's model of DFlash drafters with ours, by name, so that nothing is imported until one is served."""
-    # An error here would end every server of the environment, so it becomes a warning, and vLLM's own model stays.
+    """Replace vLLM's model of DFlash drafters with ours, by name, so that it is only imported to serve a drafter."""
+    # An error here would stop every vLLM server in this environment, so it becomes a warning, and vLLM's own model
+    # stays.
     try:
         from vllm import ModelRegistry
 

@@ -1,6 +1,7 @@
-"""Mend faults of vLLM on a CPU that cost acceptance, change texts or end a start.
+"""Work around faults of vLLM on a CPU that cost acceptance, change texts or end a start.
 
-`docs/upstream.md` describes each fault for vLLM, with a reproduction. Where a trial finds no fault, nothing is changed.
+`docs/upstream.md` describes each fault for vLLM, with a reproduction. `mend_context_norms` and `mend_expansion` first
+try whether this vLLM has the fault, and change nothing if it does not.
 
 Shapes: L layers, D width of a head, C context positions, B requests, N proposals of all requests.
 """
@@ -16,14 +17,13 @@ from vllm.logger import init_logger
 from vllm.v1.sample import rejection_sampler
 
 logger = init_logger("vllm.hf_domino")
-NO_KEYS = torch._C.DispatchKeySet.from_raw_repr(0)  # without those of a trace
+NO_KEYS = torch._C.DispatchKeySet.from_raw_repr(0)  # none of the dispatch keys that a trace adds
 
 
 def mend_context_norms(model: Any) -> None:
-    """Normalize each layer's context keys with its own norm, if vLLM's kernel takes that of the first layer for all.
+    """Normalise each layer's context keys with its own norm, if vLLM's kernel uses the first layer's norm for all.
 
-    On a CPU `rms_norm` does not support weights `[L, D]` with one row per layer. A trial finds out whether it does, so
-    that nothing is changed if it does.
+    On a CPU, `rms_norm` does not support weights `[L, D]` with one row per layer.
     """
     if not hasattr(model, "_k_norm_weights") or not hasattr(model, "_normalize_context_k"):
         return  # another version of vLLM, in which other drafters must still load
@@ -45,8 +45,9 @@ def _normalize_by_layer(model: Any, all_k: torch.Tensor) -> torch.Tensor:
 def mend_expansion(device: torch.device) -> None:
     """Make the temperature, top-k and top-p of a request reach its proposals.
 
-    On a CPU the expansion to one value per proposal writes to a copy unless it is of int64. The verification of sampled
-    drafts of any drafter then reads uninitialized memory, and texts do not follow the target's distribution.
+    On a CPU, the expansion to one value per proposal writes to a copy, unless the values are int64. The verification of
+    sampled drafts, from any drafter, then reads uninitialised memory, and texts do not follow the target's
+    distribution.
     """
     if device.type != "cpu" or not hasattr(rejection_sampler, "expand_batch_to_tokens"):
         return
@@ -66,10 +67,10 @@ def _expand(
 
 
 def mend_release() -> None:
-    """Let the garbage collector free a matrix of oneDNN at any time, also while vLLM compiles a model.
+    """Let Python's garbage collector free a matrix of oneDNN while vLLM compiles a model.
 
-    On a CPU its `__del__` reads a number from a tensor, which in the middle of a trace calls itself without end and
-    ends the server. Such a matrix is left of a drafter's own lm_head, in whose place vLLM puts the target's.
+    On a CPU, `__del__` of the matrix reads a number from a tensor. In the middle of a trace, this calls itself without
+    end and ends the server. A drafter leaves such a matrix, because vLLM replaces its lm_head by the target's.
     """
     if not hasattr(ops, "CPUDNNLGEMMHandler"):
         return  # another version of vLLM

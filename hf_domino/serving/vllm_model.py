@@ -1,4 +1,4 @@
-"""Extend vLLM's model of a DFlash drafter to Domino, `shift_label` and convolutions, if the folder asks for them.
+"""Extend vLLM's model of a DFlash drafter to Domino, `shift_label` and convolutions, if the drafter needs them.
 
 Shapes: B requests, P proposals, N token ids (B (1 + P), or more if they are padded), H hidden size, V vocabulary, L
 layers.
@@ -28,14 +28,14 @@ V2_NOTICE = (
 
 
 class ServedDrafter(DFlashQwen3ForCausalLM):
-    """Run vLLM's DFlash drafter, and Domino, `shift_label` or convolutions if the folder's configuration says so."""
+    """vLLM's DFlash drafter, extended to Domino, `shift_label` or convolutions as the drafter's configuration says."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = ""):
         drafter_config = _served(vllm_config)
         if drafter_config is not None and drafter_config.conv_kernel_size is not None:
             from vllm.model_executor.models.qwen3_dflash2 import DFlash2Qwen3DecoderLayer
 
-            # Row i of the batch is position i % (1 + P) of its block to these layers, so convolutions stay in a block.
+            # For these layers, row i of the batch is position i % (1 + P) of its block, so convolutions stay inside it.
             layers = {"decoder_layer_cls": DFlash2Qwen3DecoderLayer}
             self.model_cls = type("ConvolvedModel", (DFlashQwen3ForCausalLM.model_cls,), layers)
         super().__init__(vllm_config=vllm_config, prefix=prefix)
@@ -45,7 +45,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         if drafter_config is not None and drafter_config.projector_type == "domino":
             self.head = BlockHead(drafter_config)
         self.left_out: torch.Tensor | None = None  # [V], true for tokens that are not drafted
-        self._rows: torch.Tensor  # ids [N] of the last forward
+        self._rows: torch.Tensor  # token ids [N] of the last forward
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
@@ -54,12 +54,12 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         hidden = super().forward(input_ids, positions, inputs_embeds)
         self._rows = input_ids
         if self.drafter_config is not None and self.drafter_config.shift_label:
-            # A state that predicts the next token moves to where vLLM looks for the state of that token.
+            # Each state predicts the next token, so it moves to that token's position, where vLLM expects it.
             return hidden.roll(1, dims=0)
         return hidden
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
-        """Compute logits corrected along each block, whose argmax are the proposals."""
+        """Compute the logits, corrected along each block; their argmax are the proposals."""
         logits = super().compute_logits(hidden_states)
         if self.left_out is not None:
             logits = logits.masked_fill(self.left_out, -torch.inf)
@@ -70,7 +70,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         return self.head(*blocks, anchors, self.model.embed_tokens).flatten(end_dim=1)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Load a folder's tensors: those of the head here, and the others as vLLM does."""
+        """Load the tensors of a folder: the head's here, and the others with vLLM's own code."""
         if self.drafter_config is not None:
             tensors = {DFLASH_CONFIG.rename(name): tensor for name, tensor in weights}
             weights = self._load_head(self.drafter_config, tensors).items()
@@ -80,7 +80,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         mend_release()
 
     def _load_head(self, drafter_config: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Load the tensors that vLLM does not know, and return the others."""
+        """Load the tensors that vLLM's model does not have, and return the others."""
         check_tensors(drafter_config, DFLASH_CONFIG, tensors)
         t2d = tensors.pop(T2D, None)
         if t2d is not None:
@@ -93,10 +93,10 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
 
 
 def _served(vllm_config: VllmConfig) -> DominoConfig | None:
-    """Read the configuration of a folder that is not plain DFlash, and check that server and target fit it."""
+    """Read the configuration of a drafter that needs the plugin, and check that the server and the target fit it."""
     speculative = vllm_config.speculative_config
     stored = speculative.draft_model_config.hf_config.to_dict()
-    drafter_config = served_config(stored.get("model") or stored)  # vLLM wraps the configuration of the folder
+    drafter_config = served_config(stored.get("model") or stored)  # vLLM wraps the folder's configuration
     if drafter_config is None:
         return None
     check_settings(drafter_config, vars(speculative) | vars(vllm_config.parallel_config))

@@ -1,1 +1,1 @@
-"""Statistics of assisted generation: acceptance, speed, and the time of a round's phases."""
+"""Statistics of assisted generation: acceptance, speed, and the time that each phase of a round takes."""

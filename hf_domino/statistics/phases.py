@@ -1,4 +1,4 @@
-"""The time of a round's phases, where it is asked for."""
+"""Measures the time that each phase of a round takes, on request."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _timing_phases: ContextVar[bool] = ContextVar("timing_phases", default=False)
 def timed_phases() -> Iterator[None]:
     """Time the phases of every round of every assisted generation inside the `with` block.
 
-    On a GPU the phases are marked by events, which are read once at the end: nothing is synchronised meanwhile.
+    On a GPU, events mark the phases. They are read once at the end, so that nothing is synchronised before that.
 
     Example:
     ```python
@@ -37,7 +37,7 @@ def timed_phases() -> Iterator[None]:
 
 
 class PhaseTimer:
-    """Time named phases, if enabled; a phase inside another one is not counted in the outer one."""
+    """Times named phases, if enabled; the time of a nested phase does not count towards the outer one."""
 
     def __init__(self, enabled: bool | None = None, device: torch.device | None = None):
         self.enabled = _timing_phases.get() if enabled is None else enabled
@@ -59,11 +59,11 @@ class PhaseTimer:
         self._marks.append((name, outer, start, self._mark()))
 
     def reset(self) -> None:
-        """Forget what was marked so far, such as the prefill."""
+        """Discard everything marked so far, such as the prefill."""
         self._marks.clear()
 
     def seconds(self) -> dict[str, float]:
-        """Seconds spent in each of `PHASES`."""
+        """Return the seconds spent in each of `PHASES`."""
         if self._is_cuda and self._marks:
             torch.cuda.synchronize()
         total = dict.fromkeys(PHASES, 0.0)

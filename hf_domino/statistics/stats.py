@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-# Old names of fields, which still work.
+# Old names of fields, which still work with a warning.
 RENAMED = {
     "copied": "looked_up",
     "num_copied": "num_lookups",
@@ -27,17 +27,17 @@ _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakr
 
 @dataclass
 class Pause:
-    """Why drafting paused: rounds emitted fewer tokens than plain decode steps in the same time."""
+    """A pause of drafting: rounds emitted fewer tokens than plain decode steps in the same time."""
 
-    tokens: float  # expected of a round, per sequence
+    tokens: float  # tokens that a round was expected to emit, per sequence
     cost: float  # time of a round, in plain decode steps
-    num_readings: int  # comparisons of a round with a plain decode step; 0 for a nominal cost
-    first_round: int = 0  # rounds of the call before it
-    num_steps: int = 0  # plain decode steps it lasted
+    num_readings: int  # how often a round was compared with a plain decode step; 0 for a nominal cost
+    first_round: int = 0  # rounds of the call before the pause
+    num_steps: int = 0  # plain decode steps that the pause lasted
 
     @property
     def reason(self) -> str:
-        """Why, in plain words."""
+        """Why drafting paused, in words."""
         return f"a round took as long as {self.cost:.2f} plain decode steps and emitted {self.tokens:.2f} tokens"
 
     def __str__(self) -> str:
@@ -53,29 +53,29 @@ class Pause:
 
 @dataclass
 class DecodingStats:
-    """What one assisted `generate` did.
+    """Statistics of one assisted `generate` call.
 
     Args:
-        num_draft_tokens (`int`): Most drafted proposals per round (P).
-        rows (`list[list[int]]`): Per row of the batch, the acceptance length of each round: accepted proposals and the
-            bonus token, as far as they are returned. Prefill is not a round: it emits the first token, and rounds the
-            others. Until the call is over, a row's last round may count tokens behind its end.
-        proposed (`list[list[int]]`): Per row, how many tokens each round proposed, those of all branches of a tree; 0
-            for a plain decode step.
-        num_new_tokens (`int`): Tokens returned, over all rows.
+        num_draft_tokens (`int`): The most proposals that a round can draft along one path (P).
+        rows (`list[list[int]]`): For each sequence of the batch, the acceptance length of each round: its accepted
+            proposals and the bonus token, as far as they are returned. Prefill is not a round: it emits the first
+            token, and rounds emit the others. Until the call is over, the last round of a sequence can include tokens
+            past its end.
+        proposed (`list[list[int]]`): For each sequence, how many tokens each round proposed, in all branches of a tree;
+            0 for a plain decode step.
+        num_new_tokens (`int`): Tokens returned, over all sequences.
         seconds (`float`): Wall time of the decoding loop, prefill included.
-        pauses (`list[Pause]`): When drafting paused, and why.
-        num_paused (`int`): Plain decode steps, over all rows, because drafting paused.
-        phases (`dict[str, float]`, *optional*): Seconds of all rounds, prefill not counted, inside [`timed_phases`]:
-            `draft` (the drafter's forward), `correction`, `target_forward`, `verify` (choosing and committing) and
-            `rest`. Their sum is the whole.
-        target (`str`, *optional*): In what the target differs from the one the drafter was trained for, such as dtype,
-            name or an adapter; None if in nothing, or if the drafter's configuration does not say.
-        looked_up (`list[list[bool]]`): Per row, whether each round proposed tokens that prompt lookup found.
-        chain (`str`, *optional*): Why rounds could not propose trees, where they were to; None where nothing stood
-            against these.
-        why_growing (`str`, *optional*): On a GPU, why rounds did not run in fixed shape; None where they did.
-        tree_size (`int`, *optional*): Most nodes of a round's tree; None where all rounds proposed chains.
+        pauses (`list[Pause]`): When and why drafting paused.
+        num_paused (`int`): Plain decode steps taken because drafting paused, over all sequences.
+        phases (`dict[str, float]`, *optional*): With [`timed_phases`], the seconds that all rounds (without prefill)
+            spent in each phase: `draft` (the drafter's forward), `correction`, `target_forward`, `verify` (choosing and
+            committing) and `rest`. They add up to the total time of the rounds.
+        target (`str`, *optional*): How the target differs from the one that the drafter was trained for, such as in
+            dtype, name or an adapter; None if it does not, or if the drafter's configuration does not say.
+        looked_up (`list[list[bool]]`): For each sequence, whether each round proposed tokens from prompt lookup.
+        chain (`str`, *optional*): Why rounds that wanted trees could not propose them; None if nothing prevented it.
+        why_growing (`str`, *optional*): On a GPU, why rounds did not run with fixed shapes; None if they did.
+        tree_size (`int`, *optional*): The most nodes of a round's tree; None if all rounds proposed chains.
     """
 
     num_draft_tokens: int
@@ -102,7 +102,7 @@ class DecodingStats:
 
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:
-        """Statistics of a call that is about to begin."""
+        """Create the statistics of a call that is about to start, with this many sequences."""
         stats = cls(num_draft_tokens, target=target)
         for lists in (stats.rows, stats.proposed, stats.looked_up):
             lists.extend([] for _ in range(num_rows))
@@ -110,45 +110,45 @@ class DecodingStats:
 
     @property
     def acceptance_lengths(self) -> list[int] | list[list[int]]:
-        """Acceptance length of each round; one list per row for a batch."""
+        """Acceptance length of each round; for a batch, one list per sequence."""
         return self.rows[0] if len(self.rows) == 1 else self.rows
 
     @property
     def num_rounds(self) -> int:
-        """Verifications, over all rows."""
+        """Number of rounds, plain decode steps included, over all sequences."""
         return sum(len(row) for row in self.rows)
 
     @property
     def num_drafted(self) -> int:
-        """Rounds with drafted proposals, over all rows; all rounds where it is not known how many they proposed."""
+        """Number of rounds with drafted proposals, over all sequences; all rounds if `proposed` is empty."""
         return len(self._drafted_lengths)
 
     @property
     def num_lookups(self) -> int:
-        """Rounds whose proposals came from prompt lookup, over all rows."""
+        """Number of rounds whose proposals came from prompt lookup, over all sequences."""
         return len(self._lookup_lengths)
 
     @property
     def lookup_length(self) -> float:
-        """Mean tokens of the rounds with prompt lookup, bonus included; NaN if there was none."""
+        """Mean acceptance length of the rounds with prompt lookup, bonus token included; NaN if there were none."""
         return _mean(self._lookup_lengths)
 
     @property
     def acceptance_length(self) -> float:
-        """Mean tokens of the rounds that drafted, bonus included; NaN if none did."""
+        """Mean acceptance length of the rounds that drafted, bonus token included; NaN if none did."""
         return _mean(self._drafted_lengths)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Mean tokens of all rounds, plain decode steps included; NaN without a round."""
+        """Mean number of tokens that a round emitted, plain decode steps included; NaN if there were no rounds."""
         return _mean([length for row in self.rows for length in row])
 
     @property
     def acceptance_rate_at(self) -> list[float]:
-        """Share of drafted rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty if none did.
+        """Share of drafted rounds that accepted proposal k, for k in `[0, num_draft_tokens)`; empty if none drafted.
 
-        A round that made fewer proposals, or ended the text before, did not accept it; the sum is the acceptance length
-        less one.
+        A round that made fewer proposals, or in which the text ended before, counts as not accepting proposal k. The
+        sum of all shares is the acceptance length minus one.
         """
         lengths = self._drafted_lengths
         if lengths:
@@ -157,14 +157,17 @@ class DecodingStats:
 
     @property
     def proposal_length(self) -> float:
-        """Mean proposals of the rounds that drafted, all nodes of their trees; NaN if none did."""
+        """Mean number of proposals of the rounds that drafted, counting all nodes of a tree; NaN if none did."""
         return _mean(
             [count for _, count, is_lookup in self._rounds if count and not is_lookup] if self.proposed else []
         )
 
     @property
     def num_plain_steps(self) -> int:
-        """Rounds without proposals, over all rows: of pauses, to compare times, or where nothing was left to draft."""
+        """Number of rounds without proposals, over all sequences.
+
+        Drafting had paused, the time of a plain decode step was measured, or there was nothing left to draft.
+        """
         return sum(count == 0 for row in self.proposed for count in row)
 
     @property
@@ -176,7 +179,7 @@ class DecodingStats:
 
     @property
     def summary(self) -> str:
-        """The figures of the call in one line."""
+        """The most important figures of the call in one line."""
         speed = f"{self.seconds:.1f} s, {self.tokens_per_second:.0f} tokens/s"
         if self.num_rounds:
             a_round = f", {self.tokens_per_forward:.2f} tokens a forward"
@@ -186,13 +189,13 @@ class DecodingStats:
 
     @property
     def _rounds(self) -> list[tuple[int, int, bool]]:
-        """Acceptance length of every round, how many tokens it proposed, and whether prompt lookup found them."""
+        """For every round, its acceptance length, how many tokens it proposed, and whether prompt lookup found them."""
         proposed = self.proposed if any(self.proposed) else self.rows
         if any(self.looked_up):
             looked_up = self.looked_up
         else:
             looked_up = [[False] * len(row) for row in self.rows]
-        # Asked from another thread, a round may just have been committed.
+        # Another thread can read this while a round is being committed, so the lists can differ in length.
         return [one for row in zip(self.rows, proposed, looked_up, strict=True) for one in zip(*row, strict=False)]
 
     @property
@@ -204,7 +207,7 @@ class DecodingStats:
         return [length for length, _, is_lookup in self._rounds if is_lookup]
 
     def count_pause(self, pause: Pause | None, rows: Sequence[int]) -> None:
-        """Note that a round of these sequences was part of a pause of drafting, if it was."""
+        """Record that a round of these sequences was part of a pause; do nothing if `pause` is None."""
         if pause is None:
             return
         if not pause.num_steps:
@@ -214,10 +217,10 @@ class DecodingStats:
         self.num_paused += len(rows)
 
     def cut(self, num_new_tokens: Sequence[int]) -> None:
-        """Count as tokens of a round those that are returned; a round behind the end of all texts emitted none.
+        """Limit the acceptance lengths to tokens that are returned; a round past the end of its text emitted none.
 
         Args:
-            num_new_tokens (`Sequence[int]`): Tokens returned of each row, that of the prefill among them.
+            num_new_tokens (`Sequence[int]`): Tokens returned for each sequence, including the one from the prefill.
         """
         self.num_new_tokens = sum(num_new_tokens)
         for lengths, count in zip(self.rows, num_new_tokens, strict=True):
@@ -261,14 +264,14 @@ def _number(value: float, digits: int = 2) -> str:
 
 
 def record_stats(drafter: nn.Module, stats: DecodingStats) -> None:
-    """Make `stats` what `drafter.stats` returns in the calling thread, and in threads that have not generated."""
+    """Make `drafter.stats` return `stats` in the calling thread, and in threads that have not generated yet."""
     if not hasattr(_last, "by_drafter"):
         _last.by_drafter = weakref.WeakKeyDictionary()
     _last.by_drafter[drafter] = _last_of_any_thread[drafter] = stats
 
 
 def last_stats(drafter: nn.Module) -> DecodingStats:
-    """Statistics of the calling thread's last assisted generation with `drafter`, or else of any thread's."""
+    """Return statistics of the calling thread's last assisted generation with `drafter`, or else of any thread's."""
     own: DecodingStats | None = getattr(_last, "by_drafter", {}).get(drafter)
     stats = own or _last_of_any_thread.get(drafter)
     if stats is None:
@@ -277,7 +280,7 @@ def last_stats(drafter: nn.Module) -> DecodingStats:
 
 
 def hand_out(carrier: Any, stats: DecodingStats) -> None:
-    """Let a streamer or an output carry the statistics of its call, unless it takes none or has its own."""
+    """Set `stats` on a streamer or an output, unless it accepts no attribute or uses `stats` for something else."""
     if isinstance(getattr(carrier, "stats", None), DecodingStats | None):
         with suppress(AttributeError):
             carrier.stats = stats

@@ -1,1 +1,1 @@
-"""The model whose output distribution is preserved: a view of it, which one it is, and whether a drafter fits it."""
+"""The target, whose output distribution is preserved: a view of it, its identity, and whether a drafter fits it."""

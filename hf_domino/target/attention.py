@@ -1,8 +1,8 @@
-"""Attention of grouped queries on a CPU, for forwards of a few positions behind a long cache.
+"""Grouped-query attention on a CPU, for forwards of a few positions after a long cache.
 
-Where there is a mask, Transformers' `sdpa` repeats keys and values for every query head of a group, and so copies the
-whole cache in each layer. Inside [`unrepeated_keys`] the query heads of a group are rows of their one key head instead.
-Transformers does the same for a plain decode step.
+If there is a mask, Transformers' `sdpa` repeats keys and values for every query head of a group, which copies the whole
+cache in each layer. Inside [`unrepeated_keys`], the query heads of a group become rows of their common key head
+instead. Transformers does the same for a plain decode step.
 
 Shapes: B batch, H query heads, A key heads, G query heads of a key head, Q queries, S keys, D head width.
 """
@@ -20,22 +20,22 @@ from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-NAME = "sdpa"  # of the function in Transformers' registry, which is of the whole process
-_ADDED_TO_SCORES = "position_bias", "softcap"  # options of which Transformers' function knows more
+NAME = "sdpa"  # of the function in Transformers' registry, which the whole process shares
+_ADDED_TO_SCORES = "position_bias", "softcap"  # options that only Transformers' function handles
 
 _is_wanted: ContextVar[bool] = ContextVar("unrepeated_keys", default=False)  # by this thread
 _lock = Lock()
-_num_open = 0  # `with` blocks, of all threads
+_num_open = 0  # open `with` blocks of all threads
 
 
 @contextmanager
 def unrepeated_keys(device: torch.device) -> Iterator[None]:
     """Run the calling thread's `sdpa` attention without repeated keys inside the `with` block.
 
-    Other threads keep Transformers' function, and an `sdpa` that somebody else has registered stays.
+    Other threads keep Transformers' function, and an `sdpa` that other code has registered stays in place.
 
     Args:
-        device (`torch.device`): Where the model runs; nothing changes on others than a CPU.
+        device (`torch.device`): Device of the model; unless it is a CPU, nothing changes.
     """
     if device.type != "cpu":
         yield
@@ -62,7 +62,7 @@ def _close() -> None:
     with _lock:
         _num_open -= 1
         if not _num_open and ALL_ATTENTION_FUNCTIONS[NAME] is _attend:
-            del ALL_ATTENTION_FUNCTIONS[NAME]  # Transformers' own is below it
+            del ALL_ATTENTION_FUNCTIONS[NAME]  # which uncovers Transformers' own function
 
 
 def _attend(
@@ -75,10 +75,10 @@ def _attend(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend from `[B, H, Q, D]` to `[B, A, S, D]`, and give `[B, Q, H, D]`, as Transformers' function does."""
+    """Attend from `[B, H, Q, D]` to `[B, A, S, D]`, and return `[B, Q, H, D]`, like Transformers' function."""
     num_groups = getattr(module, "num_key_value_groups", 1)
     is_special = dropout or any(options.get(name) is not None for name in _ADDED_TO_SCORES)
-    # A compiled model comes here only while it is traced, for all threads.
+    # A compiled model only calls this while it is traced, and the trace then serves all threads.
     is_wanted = not torch.compiler.is_compiling() and _is_wanted.get() and query.is_cpu
     if not is_wanted or num_groups == 1 or is_special or not _is_shared(attention_mask, query.shape[2]):
         options = options | {"dropout": dropout, "scaling": scaling}
@@ -97,5 +97,5 @@ def _attend(
 
 
 def _is_shared(mask: torch.Tensor | None, num_queries: int) -> bool:
-    """Whether there is a mask, and it is the same for all heads: `[B, 1, Q, S]`."""
+    """Return whether there is a mask that is the same for all heads: `[B, 1, Q, S]`."""
     return mask is not None and mask.dim() == 4 and mask.shape[1:3] == (1, num_queries)

@@ -1,8 +1,8 @@
-"""The target that a drafter, a text or a checkpoint belongs to, and its comparison with another model.
+"""Identify the target that a drafter, a text or a checkpoint belongs to, and compare it with another model.
 
-The same target may be stored in another dtype, quantised, adapted or elsewhere. So its weights are told by their signs,
-which no rounding changes, whatever dtypes they went through; fine-tuning changes some of them. Paths, dtypes and
-versions are no part of a digest.
+The same target may be stored in another dtype, quantised, adapted or elsewhere. Weights are therefore identified by
+their signs, which no rounding to another dtype changes, while fine-tuning changes some of them. Paths, dtypes and
+versions are not part of a digest.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 if TYPE_CHECKING:
     from hf_domino.configuration.domino_config import DominoConfig
 
-# The fields that make the shape of a decoder, under the names that all families share.
+# The fields that define the shape of a decoder, under the names that all model families share.
 CONFIG_FIELDS = (
     *("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "kv_lora_rank", "q_lora_rank", "moe_intermediate_size"),
     *("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"),
 )
-# Why weights have no digest, in its place.
+# Values that replace the digest of weights and say why there is none.
 ADAPTED, QUANTISED, OFFLOADED, SHARDED = UNREADABLE = ("adapted", "quantised", "offloaded", "sharded")
-# 256 pieces of 1024 signs: a fine-tuning that moves weights by 1e-4 of their spread flips eight of them.
+# A digest covers up to 256 pieces of 1024 signs. Fine-tuning that moves weights by 1e-4 of their standard deviation
+# flips about eight of these signs.
 MAX_PIECES = 256
 PIECE_LENGTH = 1024
 _HUB_SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]+)")
@@ -43,27 +44,27 @@ _HUB_SNAPSHOT = re.compile(r"models--([^/\\]+)[/\\]snapshots[/\\]([0-9a-f]+)")
 
 @dataclass(frozen=True)
 class TargetIdentity:
-    """The name, revision and digests that a target is known by; an unknown one is None."""
+    """The name, revision, digests and dtype that identify a target; unknown ones are None."""
 
     name: str | None = None  # on the Hub, or of its folder
     revision: str | None = None  # commit on the Hub
     config_digest: str | None = None  # of the sizes in its configuration
     weights_digest: str | None = None  # of a few of its weights, or one of `UNREADABLE`
-    dtype: str | None = None  # in which it ran; told, and never refused
+    dtype: str | None = None  # in which it ran; a difference is reported, but is never an error
 
     @classmethod
     def recorded_in(cls, config: DominoConfig) -> TargetIdentity | None:
-        """The target that a drafter's configuration names, or None in one that names none."""
+        """Return the target that a drafter's configuration records, or None if it records none."""
         return cls.from_dict({name: getattr(config, f"target_{name}", None) for name in _FIELDS})
 
     @classmethod
     def from_dict(cls, values: dict[str, Any] | None) -> TargetIdentity | None:
-        """The identity that [`to_dict`] wrote; None where there is nothing in it."""
+        """Return the identity that [`to_dict`] wrote; None if it is empty."""
         known = {name: value for name, value in (values or {}).items() if name in _FIELDS and value is not None}
         return cls(**known) if known else None
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, for JSON."""
+        """Return all fields, for JSON."""
         return asdict(self)
 
     def record_in(self, config: DominoConfig) -> None:
@@ -72,7 +73,7 @@ class TargetIdentity:
             setattr(config, f"target_{name}", value)
 
     def has_weights_of(self, other: TargetIdentity) -> bool | None:
-        """Whether both have the same weights; None where one of them cannot be read."""
+        """Return whether both have the same weights; None if the weights of one of them cannot be read."""
         digests = (self.weights_digest, other.weights_digest)
         if set(digests) & {None, *UNREADABLE}:
             return None
@@ -98,7 +99,7 @@ def identify(target: PreTrainedModel) -> TargetIdentity:
 
 
 def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:
-    """Name and commit on the Hub, as far as they are known; of a folder its own name alone."""
+    """Return the Hub name and commit, as far as they are known; for a folder, the name is the folder's."""
     given = str(target.name_or_path or "")
     if snapshot := _HUB_SNAPSHOT.search(given):
         return snapshot[1].replace("--", "/"), snapshot[2]
@@ -107,14 +108,14 @@ def _name_of(target: PreTrainedModel) -> tuple[str | None, str | None]:
 
 
 def commit_of(model: PreTrainedModel) -> str | None:
-    """The commit on the Hub that a model was loaded from; None for a folder's."""
+    """Return the commit on the Hub that a model was loaded from; None if it came from a folder."""
     name = str(model.name_or_path or "")
     known = getattr(model.config, "_commit_hash", None)
     if known is not None or not name or Path(name).exists():
         return known
     try:
-        config = try_to_load_from_cache(name, "config.json")  # transformers 5.23 keeps no commit
-    except HFValidationError:  # of a folder that is gone
+        config = try_to_load_from_cache(name, "config.json")  # transformers 5.23 does not keep the commit
+    except HFValidationError:  # the name is that of a deleted folder
         return None
     if isinstance(config, str):
         return Path(config).parent.name
@@ -122,7 +123,7 @@ def commit_of(model: PreTrainedModel) -> str | None:
 
 
 def config_digest(config: PreTrainedConfig) -> str:
-    """Digest of the sizes in a target's configuration; targets of equal shape have the same."""
+    """Return a digest of the sizes in a target's configuration, which is the same for targets of equal shape."""
     text = config.get_text_config(decoder=True)
     values = text.to_dict()
     names = getattr(text, "attribute_map", None) or {}
@@ -132,8 +133,8 @@ def config_digest(config: PreTrainedConfig) -> str:
 
 @torch.no_grad()
 def weights_digest(target: PreTrainedModel) -> str:
-    """Digest of the signs of some values of some matrices, or one of `UNREADABLE`."""
-    is_text = target.config.get_text_config(decoder=True) is target.config  # else a tower beside it is left out
+    """Return a digest of the signs of some values of some matrices, or one of `UNREADABLE`."""
+    is_text = target.config.get_text_config(decoder=True) is target.config  # else other towers are left out
     parts = torch.nn.ModuleList([target] if is_text else [target.get_decoder(), target.get_output_embeddings()])
     matrices = [weight.data for weight in parts.parameters() if weight.dim() > 1 or not weight.numel()]
     narrow = any(not matrix.is_floating_point() or matrix.element_size() < 2 for matrix in matrices)
@@ -153,12 +154,12 @@ def weights_digest(target: PreTrainedModel) -> str:
 
 
 def is_adapted(target: PreTrainedModel) -> bool:
-    """Whether a PEFT adapter sits in the model."""
+    """Return whether the model contains a PEFT adapter."""
     return bool(getattr(target, "peft_config", None))
 
 
 def _piece(matrix: torch.Tensor) -> torch.Tensor:
-    """Rows from the middle of a matrix, or of a stack of them, a view."""
+    """Return a view of some rows from the middle of a matrix, or of a stack of matrices."""
     rows = matrix.flatten(end_dim=-2)
     count = -(-PIECE_LENGTH // rows.shape[1])
     start = max(0, (len(rows) - count) // 2)
@@ -172,13 +173,13 @@ def _digest(data: bytes) -> str:
 # --- compare ------------------------------------------------------------------------------------------------------
 
 
-# In this order they are told.
+# The fields to compare, in the order in which differences are reported.
 _COMPARED = ("dtype", "config_digest", "weights_digest", "name", "revision")
 
 
 def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, tuple[Any, Any]]:
-    """Compare two targets: the fields in which they differ, each with both values."""
-    # An unknown value is not compared, nor the commits of equal weights, nor the publishers in front of names.
+    """Return the fields in which two targets differ, each with both values."""
+    # Unknown values, the commits of equal weights and the publishers in front of names are not compared.
     pairs = {field: (getattr(recorded, field), getattr(found, field)) for field in _COMPARED}
     if recorded.has_weights_of(found):
         del pairs["revision"]
@@ -188,33 +189,36 @@ def differences(recorded: TargetIdentity, found: TargetIdentity) -> dict[str, tu
 
 
 def check_same(recorded: TargetIdentity | None, found: TargetIdentity, what: str, remedy: str) -> None:
-    """Refuse to mix data of two targets. Weights decide; where they cannot be read, name and revision do."""
+    """Raise an error if data of two targets would be mixed.
+
+    The weights decide whether it is the same target; if they cannot be read, name and revision do.
+    """
     if recorded is None:
         return
     if recorded.has_weights_of(found) is None:
         ignored = {"dtype"}
     else:
         ignored = {"dtype", "name", "revision"}
-    if {recorded.weights_digest, found.weights_digest} & {OFFLOADED, SHARDED}:  # which says where weights lie
+    if {recorded.weights_digest, found.weights_digest} & {OFFLOADED, SHARDED}:  # these only say where weights are
         ignored.add("weights_digest")
     for field, (expected, value) in differences(recorded, found).items():
         if field not in ignored:
             of_name = f"{expected!r} (that of {recorded.name or 'the target'}, with which {what} was made)"
-            raise refusal(f"the target's {field}", of_name, value, remedy)
+            raise invalid_argument(f"the target's {field}", of_name, value, remedy)
 
 
 def check_recorded(config: DominoConfig, target: PreTrainedModel) -> None:
-    """Refuse a target that cannot be a copy of the one that a drafter's configuration records."""
+    """Raise an error for a target that cannot be a copy of the one that a drafter's configuration records."""
     recorded = TargetIdentity.recorded_in(config)
     found = identity_of(target)
-    if recorded is not None and _telling(recorded, found):
+    if recorded is not None and _decisive_differences(recorded, found):
         expected = f"{recorded.name or 'another'}, for which the drafter was made"
         remedy = "To draft for it anyway, call hf_domino.attach(target, drafter)."
-        raise refusal("the target", expected, found.name, remedy)
+        raise invalid_argument("the target", expected, found.name, remedy)
 
 
-def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
-    """The fields in which a target differs from the recorded one, and no copy of that does."""
+def _decisive_differences(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
+    """Return the differing fields that show that a target is not a copy of the recorded one."""
     fields = {"config_digest"}
     is_copy = recorded.has_weights_of(found)
     if is_copy is None:  # two names on the Hub are two models, unless one was made from the other
@@ -228,23 +232,23 @@ def _telling(recorded: TargetIdentity, found: TargetIdentity) -> set[str]:
 # --- at a call ----------------------------------------------------------------------------------------------------
 
 
-_known: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.dtype, bool], TargetIdentity]]
-_known = weakref.WeakKeyDictionary()  # with the dtype and the presence of adapters when it was read
+_identities: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.dtype, bool], TargetIdentity]]
+_identities = weakref.WeakKeyDictionary()  # identities, with the dtype and the presence of adapters when they were read
 _warned: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[TargetIdentity, str]]] = weakref.WeakKeyDictionary()
 _lock = threading.Lock()
 
 
 def identity_of(target: PreTrainedModel) -> TargetIdentity:
-    """Identify a target once, and again only after its dtype or its adapters changed."""
+    """Return the identity of a target, which is computed once, and again only if its dtype or adapters change."""
     state = (target.dtype, is_adapted(target))
     with _lock:
-        if target not in _known or _known[target][0] != state:
-            _known[target] = state, identify(target)
-        return _known[target][1]
+        if target not in _identities or _identities[target][0] != state:
+            _identities[target] = state, identify(target)
+        return _identities[target][1]
 
 
 def recognise(config: DominoConfig, target: PreTrainedModel) -> str | None:
-    """Name the differences of a target from the one a drafter was trained for, and warn once of another target."""
+    """Describe how a target differs from the one that a drafter was trained for, and warn once if it is another one."""
     recorded = TargetIdentity.recorded_in(config)
     if recorded is None:
         return None
@@ -253,7 +257,7 @@ def recognise(config: DominoConfig, target: PreTrainedModel) -> str | None:
         field: now if now in UNREADABLE else f"{field.replace('_', ' ')} {now} (recorded: {before})"
         for field, (before, now) in differences(recorded, found).items()
     }
-    telling = _telling(recorded, found)
+    telling = _decisive_differences(recorded, found)
     with _lock:
         warned = _warned.setdefault(target, set())
         new = [words[field] for field in words if field in telling and (recorded, words[field]) not in warned]

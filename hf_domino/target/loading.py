@@ -1,4 +1,4 @@
-"""Loading a target by its name or configuration, whichever of Transformers' auto classes knows its type."""
+"""Load a target by its name or configuration, with whichever of Transformers' auto classes supports its type."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 
 def _by_first(method: str, source: Any, **kwargs: Any) -> PreTrainedModel:
-    """Make a model by the first auto class that knows the source."""
+    """Create a model with the first auto class that supports the source."""
     for auto_class in (AutoModelForCausalLM, AutoModelForMultimodalLM):
         try:
             return getattr(auto_class, method)(source, **kwargs)
         except ValueError as error:
-            unknown = str(error).partition("\n")[0]  # before it lists all that it knows
+            unknown = str(error).partition("\n")[0]  # without the list of all supported classes
             if not unknown.startswith("Unrecognized configuration class"):
                 raise
-    raise refusal("the target", "a language model", unknown, "Name a model that AutoModelForCausalLM loads.")
+    raise invalid_argument("the target", "a language model", unknown, "Name a model that AutoModelForCausalLM loads.")
 
 
 class AutoTarget:
-    """In place of an auto class, where a target is loaded."""
+    """Stand-in for an auto class that loads any target, whether it is a causal or a multimodal language model."""
 
     from_pretrained = partial(_by_first, "from_pretrained")
     from_config = partial(_by_first, "from_config")
 
 
 def place_target(target: PreTrainedModel, device: torch.device) -> None:
-    """Move a target to a device, unless its parts were given places: by a `device_map`, offloading or sharding."""
+    """Move a target to a device, unless a `device_map`, offloading or sharding has already placed its parts."""
     weights = list(target.parameters())
     is_placed = len({weight.device for weight in weights}) > 1 or any(
         weight.is_meta or hasattr(weight, "device_mesh") for weight in weights

@@ -1,7 +1,7 @@
 """A thin view of a target model: token embeddings, logits of a hidden state, captured hidden states.
 
-Modules are called, never read: with offloading or quantisation their weights may be elsewhere or of another kind. The
-one exception is `readable_head`, which says where lm_head may be read.
+The view calls the target's modules and never reads their weights, because offloading or quantisation may have moved or
+converted them. The one exception is `readable_head`, which is lm_head if its weight can be read.
 
 Shapes: B batch, T tokens, H hidden size, V vocabulary, L captured layers.
 """
@@ -20,8 +20,8 @@ from hf_domino.configuration.from_target import LENGTH_LIMITS
 
 Captured = tuple[torch.Tensor, ...]  # hidden states `[B, T, H]` of each of the L layers
 
-# A list of wanted hidden states counts as the full tuple does, embedding output first, from Transformers 5.23 on, and
-# from the first layer's output before.
+# Since Transformers 5.23, a list of requested hidden states counts like the full tuple, in which the embedding output
+# comes first. Before, it counted from the first layer's output.
 if hasattr(output_capturing, "selected_hidden_states"):
     _FIRST_LAYER_ENTRY = 1
 else:
@@ -29,7 +29,7 @@ else:
 
 
 class TargetModel:
-    """View a causal language model as drafting and training need it; holds no state and is never saved.
+    """View of a causal language model for drafting and training, which holds no state and is never saved.
 
     Args:
         model (`PreTrainedModel`): The target.
@@ -45,7 +45,7 @@ class TargetModel:
         self._lm_head = model.get_output_embeddings()
 
     def embed(self, token_ids: torch.Tensor, scale: float | None = None) -> torch.Tensor:
-        """Token embeddings `[..., H]` of `[...]` ids, scaled as the target's module does, or by this."""
+        """Return token embeddings `[..., H]` of ids `[...]`, scaled by `scale` or as the target's module does."""
         embeds = self._embeddings(token_ids)
         if scale is not None:
             embeds = embeds * (scale / getattr(self._embeddings, "embed_scale", 1.0))
@@ -55,15 +55,15 @@ class TargetModel:
         self,
         hidden_states: torch.Tensor,
         head: Callable[[torch.Tensor], torch.Tensor] | None = None,
-        scaling: Any = None,  # a configuration that tells scales and caps, in place of the target's
+        scaling: Any = None,  # a configuration with scales and caps to use instead of the target's
     ) -> torch.Tensor:
-        """The target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
+        """Return the target's logits `[..., V]` in fp32 for final hidden states `[..., H]`."""
         logits = (head or self._lm_head)(hidden_states.to(self.model.dtype)).to(hidden_states.device).float()
         return _scale_logits(logits, scaling or self.text_config)
 
     @property
     def readable_head(self) -> nn.Linear | None:
-        """The lm_head, where calling it is a product with its weight, and the weight is in memory; else None."""
+        """The lm_head if calling it is just a product with its weight, and the weight is in memory; else None."""
         # A quantised, offloaded, adapted, sharded or hooked head must be called.
         head = self._lm_head
         if type(head) is not nn.Linear or type(head.weight) is not nn.Parameter:
@@ -76,8 +76,8 @@ class TargetModel:
         return head if is_whole and is_plain else None
 
     def capture_kwargs(self, capture_all: bool = False, final: bool = False) -> dict[str, Any]:
-        """Make the keyword arguments by which the target's forward returns the wanted hidden states and no others."""
-        # `final` adds the last one, which Transformers returns as lm_head reads it.
+        """Return keyword arguments that make the target's forward return the wanted hidden states and no others."""
+        # `final` adds the last hidden state, which Transformers returns in the form that lm_head reads.
         layer_ids = list(self.layer_ids)
         if final:
             layer_ids.append(self.text_config.num_hidden_layers - 1)
@@ -85,14 +85,14 @@ class TargetModel:
         return {"output_hidden_states": True if capture_all else entries, "return_dict": True}
 
     def captured(self, outputs: ModelOutput) -> Captured:
-        """The L hidden states `[B, T, H]` of `layer_ids` in a forward's outputs."""
+        """Return the L hidden states `[B, T, H]` of `layer_ids` from a forward's outputs."""
         hidden_states = outputs.hidden_states
         if hidden_states is None:
             raise ValueError(
                 f"{type(self.model).__name__} returned no hidden states although output_hidden_states was requested: "
                 "it cannot be a target."
             )
-        # 1 where the embedding output comes first, else 0.
+        # 1 if the embedding output comes first, else 0.
         offset = len(hidden_states) - self.text_config.num_hidden_layers
         captured = tuple(hidden_states[layer_id + offset] for layer_id in self.layer_ids)
         if captured[0].dim() != 3:
@@ -104,12 +104,12 @@ class TargetModel:
 
     @property
     def input_device(self) -> torch.device:
-        """Where token ids go; see [`input_device`]."""
+        """The device of token ids; see [`input_device`]."""
         return input_device(self.model)
 
     @property
     def position_limit(self) -> int | None:
-        """Most positions the target can have, or None where positions are rotary or relative."""
+        """The maximum number of positions of the target, or None if positions are rotary or relative."""
         if getattr(self.text_config, "rope_parameters", None) is not None:
             return None
         limits = (getattr(self.text_config, field, None) for field in LENGTH_LIMITS)
@@ -117,7 +117,7 @@ class TargetModel:
 
 
 def input_device(target: PreTrainedModel) -> torch.device:
-    """The device of token ids and of helpers beside a target: of an offloaded one, the device of its hooks."""
+    """Return the device for a target's token ids and for its helpers; if it is offloaded, the device of its hooks."""
     if target.device.type != "meta":
         return target.device
     hooks = (getattr(module, "_hf_hook", None) for module in target.modules())
@@ -126,7 +126,7 @@ def input_device(target: PreTrainedModel) -> torch.device:
 
 
 def rounded_to(model: PreTrainedModel) -> torch.dtype:
-    """The dtype of a model's products: its own, or autocast's."""
+    """Return the dtype of a model's matrix products: its own, or autocast's."""
     device = input_device(model).type
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
@@ -134,12 +134,12 @@ def rounded_to(model: PreTrainedModel) -> torch.dtype:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether a hook is called before or after its forward."""
+    """Return whether a hook is called before or after the module's forward."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def _scale_logits(logits: torch.Tensor, text_config: Any) -> torch.Tensor:
-    """Apply the targets' own changes of logits: scales (Cohere, Granite, Falcon-H1, Muse), soft caps."""
+    """Change logits as the target itself does: by scales (Cohere, Granite, Falcon-H1, Muse) and soft caps."""
     for field in ("logit_scale", "lm_head_multiplier", "output_multiplier"):
         if (scale := getattr(text_config, field, None)) is not None:
             logits = logits * scale

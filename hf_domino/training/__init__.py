@@ -1,4 +1,4 @@
-"""Training of drafters: the trainer, its arguments, and acceptance walked over known text."""
+"""Train drafters: the trainer, its arguments, and the acceptance length simulated over existing text."""
 
 from typing import TYPE_CHECKING
 
@@ -6,7 +6,7 @@ from hf_domino._common.late import late
 
 if TYPE_CHECKING:
     from hf_domino.training.arguments import DominoTrainingArguments
-    from hf_domino.training.evidence.acceptance import walk_acceptance
+    from hf_domino.training.evidence.acceptance import simulate_acceptance, walk_acceptance
     from hf_domino.training.hidden_states.folder import CachedRows
     from hf_domino.training.hidden_states.writing import StateWriter
     from hf_domino.training.trainer import DominoTrainer
@@ -16,12 +16,14 @@ __all__ = [
     "DominoTrainer",
     "DominoTrainingArguments",
     "StateWriter",
+    "simulate_acceptance",
     "walk_acceptance",
 ]
 
-# Public name -> module it is loaded from.
+# Public name -> module from which it is loaded.
 _LATER = {
-    "walk_acceptance": "evidence.acceptance",
+    "simulate_acceptance": "evidence.acceptance",
+    "walk_acceptance": "evidence.acceptance",  # its old name
     "DominoTrainingArguments": "arguments",
     "CachedRows": "hidden_states.folder",
     "StateWriter": "hidden_states.writing",

@@ -1,4 +1,4 @@
-"""`DominoTrainingArguments`: what Transformers' training arguments do not know about drafters."""
+"""`DominoTrainingArguments`: Transformers' training arguments, extended for drafters."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import torch
 from transformers import TrainingArguments
 from transformers.utils import is_peft_available
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.options import describe
-from hf_domino._common.refusal import refusal
 from hf_domino.formats.source import INSTALL_PEFT
 from hf_domino.training.fields import TrainingFields
 
-# Fields of an adapter's training, with their defaults.
+# Fields for training an adapter, with their defaults.
 LORA = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": None}
 
 
 @partial(describe, options=TrainingFields)
 @dataclass
 class DominoTrainingArguments(TrainingFields, TrainingArguments):
-    """Training arguments of a drafter; the defaults are what short trainings here learned most from.
+    """Training arguments for a drafter.
 
-    Those that were published (arXiv 2605.29707) are in `paper.yaml`.
+    The defaults worked best in this project's short training runs. The published values (arXiv 2605.29707) are in
+    `paper.yaml`.
 
     Raises:
         ValueError: If a field is out of range.
@@ -37,23 +38,24 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
     dataloader_pin_memory: bool = field(
         default_factory=torch.accelerator.is_available, metadata={"help": "Pin batches; on where there is a GPU."}
     )
-    # A loss that is not finite ends training: nothing is to be filtered, and each filtered step waits for the device.
+    # A loss that is not finite ends the training, so there is nothing to filter, and filtering would make every step
+    # wait for the device.
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "No effect: such a loss is an error."})
     remove_unused_columns: bool = field(default=False, metadata={"help": "Drafter batches carry columns of their own."})
-    # Every weight takes part in every step: a search for unused ones would only cost time.
+    # Every weight is used in every step, so a search for unused ones would only cost time.
     ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "Must stay False."})
 
     def __post_init__(self):
-        # Without an accelerator training runs on the CPU in any case; said here, bf16 works there too.
+        # Without an accelerator, training runs on the CPU anyway. Setting it here makes bf16 work there, too.
         if not torch.accelerator.is_available():
             self.use_cpu = True
         if self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
             remedy = "Leave it out: a drafter fits on one device, and every process has its own."
-            raise refusal("fsdp", "left out", self.fsdp or "ACCELERATE_USE_FSDP=true", remedy)
+            raise invalid_argument("fsdp", "left out", self.fsdp or "ACCELERATE_USE_FSDP=true", remedy)
         super().__post_init__()
         self.accelerator_config.non_blocking = self.dataloader_pin_memory
         usual = DominoTrainingArguments
-        # Another optimizer that was asked for is the only one.
+        # With another optimizer or an adapter, Muon is off by default.
         has_other = self.optim != usual.optim or self.use_peft
         if self.muon_learning_rate in (0, usual.muon_learning_rate if has_other else 0):
             self.muon_learning_rate = None
@@ -82,47 +84,51 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
                 if (value := getattr(self, name)) is not None and not is_right(value):
                     raise ValueError(f"{name} must be {allowed}, got {value}.")
         if self.minutes is not None and self.max_steps != -1:
-            raise refusal("max_steps with minutes", "left out", self.max_steps, "Set one of the two.")
+            raise invalid_argument("max_steps with minutes", "left out", self.max_steps, "Set one of the two.")
         if self.position_weights not in ("decay", "dpace"):
             raise ValueError(f"position_weights must be decay or dpace, got {self.position_weights!r}.")
         if self.train_only not in (None, "head"):
-            raise refusal(
+            raise invalid_argument(
                 "train_only", "'head' or left out", self.train_only, "Without it, the whole drafter is trained."
             )
         if "walked" in str(self.metric_for_best_model) and not self.walk_rows:
             remedy = "Set walk_rows to 1 or more."
-            raise refusal("metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy)
+            raise invalid_argument(
+                "metric_for_best_model with walk_rows=0", "'loss'", self.metric_for_best_model, remedy
+            )
         if (self.gradient_checkpointing_kwargs or {}).get("use_reentrant"):
             remedy = "Leave it out: the context features that all layers share would lose their gradient."
-            raise refusal("use_reentrant in gradient_checkpointing_kwargs", False, True, remedy)
+            raise invalid_argument("use_reentrant in gradient_checkpointing_kwargs", False, True, remedy)
         if not isinstance(self.chat_template_kwargs or {}, dict):
             example = """Write it like '{"enable_thinking": false}'."""
-            raise refusal("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
+            raise invalid_argument("chat_template_kwargs", "a JSON object", self.chat_template_kwargs, example)
 
     def _complete_lora(self) -> None:
-        """Give the fields of LoRA their defaults, or refuse them where no adapter is trained."""
+        """Give the LoRA fields their defaults, or raise a `ValueError` if they are set but no adapter is trained."""
         for name, default in LORA.items():
             value = getattr(self, name)
             if self.use_peft:
                 setattr(self, name, default if value is None else value)
             elif value is not None:
-                raise refusal(f"{name} without use_peft", "left out", value, "Set use_peft to train an adapter.")
+                raise invalid_argument(
+                    f"{name} without use_peft", "left out", value, "Set use_peft to train an adapter."
+                )
         if not self.use_peft:
             return
         for name in ("train_only", "muon_learning_rate"):
             if (value := getattr(self, name)) is not None:
                 remedy = "AdamW trains the adapter, and lora_target_modules chooses its layers."
-                raise refusal(f"{name} with use_peft", "left out", value, remedy)
+                raise invalid_argument(f"{name} with use_peft", "left out", value, remedy)
         if not is_peft_available():
-            raise refusal("use_peft", "False without the package peft", True, INSTALL_PEFT)
+            raise invalid_argument("use_peft", "False without the package peft", True, INSTALL_PEFT)
 
     @property
     def is_static(self) -> bool:
-        """Whether shapes are to be the same in all steps, and none to wait for the device: not on a CPU."""
+        """Whether all steps have the same shapes and none waits for the device: True except on a CPU."""
         return self.device.type != "cpu"
 
     @property
     def template_kwargs(self) -> dict[str, Any]:
-        """`chat_template_kwargs` as a mapping, empty where there are none."""
-        assert not isinstance(self.chat_template_kwargs, str)  # JSON is read when the arguments are made
+        """`chat_template_kwargs` as a mapping, which is empty if they are not set."""
+        assert not isinstance(self.chat_template_kwargs, str)  # JSON was parsed when the arguments were created
         return self.chat_template_kwargs or {}

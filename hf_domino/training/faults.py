@@ -1,4 +1,4 @@
-"""Losses and weights that are not finite end a training; on a GPU losses when a line is logged, so no step waits."""
+"""End a training if losses or weights are not finite; on a GPU, losses are checked only when a line is logged."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 REMEDY = (
     "Training stops; checkpoints are from before. If this is the first step, load the target in a wider dtype "
@@ -17,19 +17,19 @@ REMEDY = (
 
 
 def check_losses(losses: list[tuple[int, torch.Tensor]], accelerator: Any) -> None:
-    """Refuse the first of some losses, with their steps, that is not finite in any process."""
+    """Raise a `ValueError` for the first of some losses, given with their steps, that is not finite in some process."""
     broken = (~torch.isfinite(torch.stack([loss for _, loss in losses]))).float()
     for (step, loss), count in zip(losses, accelerator.reduce(broken, "sum").tolist(), strict=True):
         if count:
-            raise refusal(f"the loss of step {step}", "finite", loss.item(), REMEDY)
+            raise invalid_argument(f"the loss of step {step}", "finite", loss.item(), REMEDY)
 
 
 def check_weights(model: nn.Module, step: int) -> None:
-    """Refuse weights that are not finite."""
+    """Raise a `ValueError` if weights are not finite."""
     weights = dict(model.named_parameters())
     is_finite = torch.stack([weight.detach().isfinite().all() for weight in weights.values()]).tolist()
     names = [name for name, is_right in zip(weights, is_finite, strict=True) if not is_right]
     if names:
         remedy = "They are not saved. Continue from an earlier checkpoint with a lower learning rate."
         found = f"nan or inf in {', '.join(names[:3])} ({len(names)} tensors)"
-        raise refusal(f"the drafter's weights after step {step}", "finite", found, remedy)
+        raise invalid_argument(f"the drafter's weights after step {step}", "finite", found, remedy)

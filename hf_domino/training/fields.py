@@ -1,6 +1,6 @@
-"""The fields of a training that Transformers does not have, or has with other defaults: what `hf-domino train` takes.
+"""Options of `hf-domino train` that Transformers does not have, or has with other defaults.
 
-Apart from the arguments that use them, which need torch, so that help can list them at once.
+They stand apart from [`DominoTrainingArguments`], which imports torch, so that `--help` can list them quickly.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hf_domino._common.options import option
 
 @dataclass
 class ModelArguments:
-    """Which target, and whether to go on with what exists."""
+    """Which target to train for, and which drafter or run to continue."""
 
     target: str | None = option(None, "Folder or Hub name of the target.")
     target_dtype: str = option(
@@ -58,7 +58,7 @@ class DataArguments:
 
 @dataclass
 class DrafterArguments:
-    """Shape of a new drafter; what is left out is chosen by [`DominoConfig.for_target`]."""
+    """Shape of a new drafter; [`DominoConfig.for_target`] chooses the fields that are left out."""
 
     num_hidden_layers: int | None = option(None, "Number of layers in the backbone.")
     intermediate_size: int | None = option(None, "Width of the backbone's MLPs.")
@@ -94,13 +94,13 @@ class DrafterArguments:
     target_layer_ids: list[int] | None = option(None, "Layers of the target that the drafter reads.")  # noqa: RUF009
 
     def overrides(self) -> dict[str, Any]:
-        """The fields that were given."""
+        """Return the fields that were set."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 @dataclass
 class TrainingFields:
-    """How to train, apart from the other fields of Transformers, which [`DominoTrainingArguments`] adds."""
+    """How to train; [`DominoTrainingArguments`] adds the other fields of Transformers."""
 
     max_length: int = option(2048, "Longest example, in tokens; longer ones are cut.")
     chat_template_kwargs: dict[str, Any] | str | None = option(  # noqa: RUF009
@@ -176,13 +176,13 @@ class TrainingFields:
 
     @property
     def is_static(self) -> bool:
-        """Whether shapes are to be the same in all steps: not without arguments that know the device."""
+        """Whether all steps have the same shapes: False here, because these fields do not know the device."""
         return False
 
 
-# What a card tells of a run.
+# Arguments of a run that its card lists.
 RECORDED = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
     *("optim", "weight_decay"),
-    *(field.name for field in fields(TrainingFields) if field.name != "use_peft"),  # which those below it tell
+    *(field.name for field in fields(TrainingFields) if field.name != "use_peft"),  # the LoRA fields show it
 )

@@ -1,7 +1,7 @@
-"""A drafter that follows a target which something else trains: now and then, a few steps on the newest texts.
+"""Keep a drafter up to date while something else trains its target: now and then, a few steps on the newest texts.
 
-The texts are kept as tokens, and the target runs over a batch of them again: hidden states of the rollouts would be
-those of older weights, and would take thousands of times the memory.
+Only the tokens of the texts are kept, and the target runs over a batch of them again. Hidden states from the rollouts
+would belong to older weights and would take thousands of times the memory.
 
 Shapes: B sequences, T prompt tokens.
 """
@@ -22,19 +22,20 @@ from hf_domino.training.objective.anchors import collate_rows, sample_anchors
 from hf_domino.training.objective.forward import check_final
 from hf_domino.training.objective.objective import Objective
 
-STATE_FILE = "follower.pt"  # beside a drafter that was saved
-MUON_RATE = 10  # in learning rates of AdamW, as in the defaults of a new drafter's training
-NUM_ANCHORS = 16  # of a text in a step: all of them take far longer than the rollouts do
+STATE_FILE = "follower.pt"  # in the folder of a saved drafter
+MUON_RATE = 10  # Muon's learning rate divided by AdamW's, as in the defaults of a new drafter's training
+NUM_ANCHORS = 16  # anchors of a text in a step; all of them would take far longer than the rollouts do
 
 
 class Follower:
-    """Trains a drafter with the loss of [`DominoTrainer`]; target and random state stay as they are.
+    """Trains a drafter with the loss of [`DominoTrainer`], without changing the target or the random state.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, which is trained in place and in fp32.
-        target (`PreTrainedModel`): The target, with the weights that it has at the time of an update.
-        learning_rate (`float`): Learning rate of AdamW; Muon's follows it.
-        most_tokens (`int`): Tokens of texts that are kept at most; the oldest go first, and the newest stays.
+        target (`PreTrainedModel`): The target. An update uses the weights that it has at that time.
+        learning_rate (`float`): Learning rate of AdamW. Muon's is `MUON_RATE` times as high.
+        most_tokens (`int`): Maximum number of tokens to keep. The oldest texts are dropped first, and the newest one is
+            always kept.
     """
 
     def __init__(self, drafter: DominoDraftModel, target: PreTrainedModel, learning_rate: float, most_tokens: int):
@@ -44,7 +45,7 @@ class Follower:
         self._drafter = drafter.float()
         self._target = target
         self._most_tokens = most_tokens
-        # Trainers go back to training mode with each step; dropout would draw from the random state here.
+        # Trainers switch the target back to training mode with each step, where dropout would use the random state.
         view = TargetModel(target.eval(), drafter.config.layer_ids(target.config))
         check_final(view)
         self._objective = Objective(drafter, view, TrainingFields(), nullcontext)
@@ -56,28 +57,28 @@ class Follower:
         Args:
             sequences (`torch.Tensor`): Prompts and new tokens, `[B, T + most new tokens]`.
             attention_mask (`torch.Tensor`, *optional*): `[B, T]`, 0 where a prompt is padded on the left.
-            num_new (`list[int]`): New tokens of each sequence.
+            num_new (`list[int]`): Number of new tokens of each sequence.
         """
         width = sequences.shape[1] - max(num_new)
         if attention_mask is None:
             attention_mask = torch.ones_like(sequences[:, :width])
         lengths = attention_mask[:, :width].sum(dim=1).tolist()
         for ids, length, count in zip(sequences.tolist(), lengths, num_new, strict=True):
-            if count > 1:  # an anchor and its successor
+            if count > 1:  # an anchor needs a successor
                 mask = [0] * length + [1] * count
                 self.rows.append({"input_ids": ids[width - length : width + count], "loss_mask": mask})
         while len(self.rows) > 1 and sum(len(row["input_ids"]) for row in self.rows) > self._most_tokens:
             del self.rows[0]
 
     def update(self, step: int, num_steps: int, batch_size: int) -> None:
-        """Train the drafter at a step of the target's training, on random batches of the texts, if there are any."""
+        """Train the drafter on random batches of the texts, if there are any, at a step of the target's training."""
         if not self.rows:
             return
         self.updated_at = step
         is_training = self._target.training
         self._target.eval()
         frozen = self._drafter.config.frozen
-        # The target's embeddings take part, and must get no gradient.
+        # The target's embeddings are part of the forward, but they must get no gradient.
         weights = [weight for name, weight in self._drafter.named_parameters() if name.split(".")[0] not in frozen]
         generator = torch.Generator().manual_seed(step)
         for chosen in torch.randint(len(self.rows), (num_steps, batch_size), generator=generator):
@@ -91,12 +92,12 @@ class Follower:
         self._target.train(is_training)
 
     def save(self, folder: Path) -> None:
-        """Save the drafter, with all that later updates go by."""
+        """Save the drafter, with everything that later updates need."""
         self._drafter.save_pretrained(folder)
         torch.save((self._optimizer.state_dict(), self.rows, self.updated_at), folder / STATE_FILE)
 
     def load(self, folder: Path) -> None:
-        """Go on from what was saved, if it was."""
+        """Continue from a saved state if the folder has one."""
         if not (folder / STATE_FILE).is_file():
             return
         saved = type(self._drafter).from_pretrained(folder, dtype=torch.float32)

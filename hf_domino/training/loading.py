@@ -1,4 +1,4 @@
-"""The rows of a training: of its files or data sets; their tokens."""
+"""Load the examples of a training from files or data sets, and choose the tokens that a drafter proposes."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 from transformers import PreTrainedModel
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.configuration.from_target import within_window
 from hf_domino.data.records import RECORD_SUFFIXES, Source, check_file, from_dataset, from_files
 from hf_domino.data.rows import count_tokens, load_rows, most_frequent
@@ -24,11 +24,15 @@ FIRST_TOKENS = (
     "chooses the most frequent ones of its text. In Python, use most_frequent(count_tokens(rows, vocab_size), {0}) of "
     "hf_domino.data, and DominoDraftModel.restricted."
 )
-FEW_ROWS = 64  # distinct ones; useful trainings have thousands
+FEW_ROWS = 64  # distinct examples; a useful training has thousands
 
 
 def sources_of(data: DataArguments) -> dict[str, Source]:
-    """Where the records of `"train"`, and perhaps of `"eval"`, come from; what is no text is refused."""
+    """Find the sources of the records for `"train"` and, if there are any, `"eval"`.
+
+    Raises:
+        ValueError: If a name stands for no text, or an option is out of range.
+    """
     if data.train_file is None:
         raise ValueError(
             "train_file must name a file, folder or data set, got None. Set --train-file, or do so in the YAML file."
@@ -37,7 +41,7 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
     for use in ("train", "eval"):
         name, split, most = (getattr(data, field) for field in (f"{use}_file", f"{use}_split", f"max_{use}_rows"))
         if most is not None and most < 1:
-            raise refusal(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
+            raise invalid_argument(f"max_{use}_rows", "at least 1", most, "Leave it out for all.")
         if name is None:
             continue
         path = Path(name)
@@ -56,7 +60,7 @@ def sources_of(data: DataArguments) -> dict[str, Source]:
 def load_training_rows(
     data: DataArguments, args: DominoTrainingArguments, target: PreTrainedModel, tokenizer: Any
 ) -> list[Any]:
-    """Read the rows of a training, and those of its evaluation, or None where there are none."""
+    """Read the examples of a training and of its evaluation; the latter are None if there are none."""
     args.max_length = within_window(target.config, args.max_length, 0)
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     sources = sources_of(data)
@@ -78,14 +82,14 @@ def load_training_rows(
     return [train, evaluation]
 
 
-def say_first_tokens(drafter: DominoDraftModel) -> None:
-    """Say that nobody chose which tokens are drafted, where that is so."""
+def notice_default_draft_vocabulary(drafter: DominoDraftModel) -> None:
+    """Print a notice if a drafter has a draft vocabulary whose tokens nobody has chosen."""
     if drafter.config.draft_vocab_size is not None and not drafter.d2t.any():
         notice(FIRST_TOKENS.format(drafter.config.draft_vocab_size))
 
 
 def take_frequent_tokens(drafter: DominoDraftModel, rows: Any, args: DominoTrainingArguments) -> None:
-    """Let a new drafter propose the most frequent tokens with loss of its text, counted by the first process."""
+    """Make a new drafter propose the supervised tokens that are most frequent in its text; the first process counts."""
     size = drafter.config.draft_vocab_size
     vocab_size = drafter.config.vocab_size
     if size is None:

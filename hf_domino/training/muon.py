@@ -1,6 +1,6 @@
-"""Muon for the weight matrices, AdamW for embeddings, output projections and norms, as one optimizer.
+"""One optimizer with Muon for the weight matrices, and AdamW for embeddings, output projections and norms.
 
-Orthogonalised updates (Muon, K. Jordan, 2024) bring small models through their first plateau in about a third of
+With orthogonalised updates (Muon, K. Jordan, 2024), small models leave their first plateau after about a third of
 AdamW's steps.
 
 Shapes: N matrices of one shape, R rows, C columns, R at most C.
@@ -19,13 +19,14 @@ from torch import nn
 
 from hf_domino._common.dtypes import fast_dtype
 
-# In names of matrices with a row for each token, and of those beside them.
+# Parts of the names of matrices that have a row for each token, and of those that feed them (`embed_proj.0`).
 BY_TOKEN = ("embed", "markov_w", "codebook")
-MOMENTUM = 0.95  # of Muon, as torch has it
-RMS_OF_ADAMW = 0.2  # of its updates, which torch's "match_rms_adamw" takes over
-SMALLEST_NORM = 1e-7  # that a matrix is divided by
-# The iteration's polynomials a x + b x^3 + c x^5, the best in turn for singular values from 1e-3 to 1 ("Polar Express",
-# arXiv 2505.16932). On the bundled pair they learn more in a step than five times torch's own; four of them less.
+MOMENTUM = 0.95  # Muon's, the same as torch's default
+RMS_OF_ADAMW = 0.2  # RMS of AdamW's updates, to which torch's "match_rms_adamw" scales, too
+SMALLEST_NORM = 1e-7  # least norm by which a matrix is divided
+# Polynomials a x + b x^3 + c x^5 of the iteration. Each is optimal after those before it, for singular values from 1e-3
+# to 1 ("Polar Express", arXiv 2505.16932). On the bundled pair, a training step learns more with these five than with
+# five iterations of torch's own polynomial, and less with only four of them.
 POLYNOMIALS = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
     (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
@@ -33,20 +34,22 @@ POLYNOMIALS = (
     (3.3184196573706015, -2.488488024314874, 0.51004894012372),
     (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
 )
-MARGIN = 1.01  # of a step, for what rounding adds: beyond their range, polynomials of degree 5 diverge
+MARGIN = 1.01  # allows for rounding in each iteration: beyond their range, polynomials of degree 5 diverge
 
 
 class MuonWithAdamW(torch.optim.Optimizer):
-    """Muon with better polynomials for the inner matrices of a model, `torch.optim.AdamW` for everything else.
+    """Muon with better polynomials for the inner matrices of a model, and `torch.optim.AdamW` for everything else.
 
-    Torch's Muon takes one polynomial, one matrix at a time and every matrix in every process. Here every process keeps
-    all momenta, orthogonalises its share of the matrices of a shape and gives it to the others.
+    Torch's Muon uses the same polynomial in every iteration, handles one matrix at a time, and orthogonalises every
+    matrix in every process. Here, every process keeps all momenta, orthogonalises its share of the matrices of a shape,
+    and sends the results to the others.
 
     Args:
-        model (`nn.Module`): Its parameters are divided: two-dimensional ones but the embeddings go to Muon.
-        muon_lr (`float`): Learning rate of Muon, in units of AdamW's (updates are rescaled to its size).
+        model (`nn.Module`): The model. Muon trains its two-dimensional parameters, except embeddings and output
+            projections, and AdamW trains the rest.
+        muon_lr (`float`): Learning rate of Muon, in units of AdamW's (updates are rescaled to the size of AdamW's).
         adamw_lr (`float`): Learning rate of AdamW.
-        weight_decay (`float`): Of the matrices; the rest is not decayed.
+        weight_decay (`float`): Weight decay of the matrices; the rest has none.
     """
 
     def __init__(self, model: nn.Module, muon_lr: float, adamw_lr: float, weight_decay: float):
@@ -56,7 +59,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
             is_inner = parameter.ndim == 2 and not any(part in name for part in BY_TOKEN)
             (inner if is_inner else rest).append(parameter)
         muon = {"params": inner, "lr": muon_lr, "weight_decay": weight_decay, "momentum": MOMENTUM}
-        # A group, which may be empty: some drafters are matrices alone.
+        # Given as a group because it can be empty: some drafters have only matrices.
         self._adamw = torch.optim.AdamW(
             [{"params": rest}], lr=adamw_lr, betas=(0.9, 0.95), weight_decay=0.0, fused=True
         )
@@ -64,11 +67,11 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Update all parameters; gradients must be there."""
+        """Update all parameters that have gradients."""
         group = self.param_groups[0]
         if matrices := [matrix for matrix in group["params"] if matrix.grad is not None]:
             self._update(matrices, group)
-        # Its groups and its state are these, which schedules and checkpoints change or replace.
+        # AdamW shares our groups and state, which schedulers and checkpoints change or replace.
         self._adamw.param_groups = self.param_groups[1:]
         self._adamw.state = self.state
         self._adamw.step()
@@ -90,10 +93,10 @@ class MuonWithAdamW(torch.optim.Optimizer):
 
 
 def _orthogonal(wide: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Every matrix orthogonalised, `[R, C]` each; of those of one shape, this process makes its share."""
+    """Orthogonalise matrices, `[R, C]` each; the processes share the matrices of one shape among them."""
     rank, num_processes = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
     groups = defaultdict(list)
-    for place, matrix in enumerate(wide):  # one process on a CPU is the fastest with one at a time
+    for place, matrix in enumerate(wide):  # on a CPU, a single process is fastest with one matrix at a time
         groups[place if matrix.is_cpu and num_processes == 1 else matrix.shape].append(place)
     found: dict[int, torch.Tensor] = {}
     for places in groups.values():
@@ -105,7 +108,7 @@ def _orthogonal(wide: list[torch.Tensor]) -> list[torch.Tensor]:
         made = orthogonalise(stack.chunk(num_processes)[rank]).contiguous()
         if num_processes > 1:
             whole = made.new_empty(stack.shape)
-            # As bytes, which every backend knows.
+            # Sent as bytes, because every backend supports those.
             dist.all_gather_into_tensor(whole.view(torch.uint8), made.view(torch.uint8))
             made = whole
         found |= dict(zip(places, made, strict=False))
@@ -113,8 +116,8 @@ def _orthogonal(wide: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def orthogonalise(matrices: torch.Tensor) -> torch.Tensor:
-    """About the nearest matrices with orthonormal rows, `[R, C]` or `[N, R, C]`, in bf16 where that is fast."""
-    # `@` would take more launches.
+    """Approximate the nearest matrices with orthonormal rows, `[R, C]` or `[N, R, C]`, in bf16 if that is fast."""
+    # `@` would need more kernel launches.
     product, add_product = (torch.mm, torch.addmm) if matrices.ndim == 2 else (torch.bmm, torch.baddbmm)
     norm = matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=SMALLEST_NORM)
     found = (matrices / norm).to(fast_dtype(matrices.device.type))  # the spectral norm is at most 1

@@ -1,4 +1,4 @@
-"""Which parts of a drafter are trained: all of it, an adapter over it, or the correction head alone, perhaps new."""
+"""Choose which part of a drafter is trained: all of it, an adapter over it, or only its correction head, old or new."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 from torch import nn
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.registry import config_classes
 from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
-# No other weight depends on them.
+# Fields that can change when a drafter is trained further, because its existing weights do not depend on them.
 BLOCK_SIZE = "block_size"
-TAPS = "conv_kernel_size"
-FUSION = "layer_fusion"  # changes what a trained drafter drafts
+CONV_KERNEL_SIZE = "conv_kernel_size"
+FUSION = "layer_fusion"  # stays as it is, because it changes what a trained drafter drafts
 
 
 def fields_of_head(method: type[DominoConfig]) -> set[str]:
-    """Name the fields that a method's correction head adds to those of its backbone; none without a head."""
+    """Return the fields that a method's correction head adds to those of its backbone; none without a head."""
     headless = method.headless()
     if headless is None or not method.head_layers:
         return set()
@@ -31,23 +31,26 @@ def fields_of_head(method: type[DominoConfig]) -> set[str]:
 
 
 def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
-    """Freeze what is not trained.
+    """Freeze the parts of a drafter that are not trained, and add an adapter with `use_peft`.
 
     Args:
         given (`DominoDraftModel` or `PeftModel`): The drafter, or PEFT's wrapper around it.
         drafter (`DominoDraftModel`): The drafter itself, in fp32.
-        args (`DominoTrainingArguments`): For `train_only` and `use_peft`.
+        args (`DominoTrainingArguments`): Arguments, of which `train_only` and the LoRA fields are read.
 
     Returns:
-        `DominoDraftModel` or `PeftModel`: What is trained and saved.
+        `DominoDraftModel` or `PeftModel`: The model that is trained and saved.
 
     Raises:
-        ValueError: If the drafter has no such part, or a wrapper has an adapter already.
+        ValueError: If the drafter lacks the part to train, or `use_peft` or `train_only` is set although the drafter
+            already has an adapter.
     """
     if hasattr(given, "peft_config"):
         for name in ("use_peft", "train_only"):
             if value := getattr(args, name):
-                raise refusal(f"{name} of an adapted drafter", "left out", value, "Its own adapter is trained.")
+                raise invalid_argument(
+                    f"{name} of an adapted drafter", "left out", value, "Its own adapter is trained."
+                )
         return _without_card(given)
     config = drafter.config
     for name, parameter in drafter.named_parameters():
@@ -59,24 +62,27 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
             if config.headless() is type(config):
                 heads = [method.projector_type for method in config_classes() if fields_of_head(method)]
                 remedy = f"Give it a new head: set projector_type={' or '.join(map(repr, heads))} as well."
-            raise refusal("the drafter of train_only='head'", "one with a correction head", config.title, remedy)
+            raise invalid_argument(
+                "the drafter of train_only='head'", "one with a correction head", config.title, remedy
+            )
         for name, parameter in drafter.named_parameters():
             parameter.requires_grad_(name.split(".")[0] in config.head_modules())
     return add_lora(drafter, args) if args.use_peft else given
 
 
 def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
-    """Put LoRA into a drafter, and freeze all else.
+    """Add a LoRA adapter to a drafter, and freeze everything else.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter, loaded from a folder or the Hub, which the adapter will name.
-        args (`DominoTrainingArguments`): For the fields of LoRA.
+        drafter (`DominoDraftModel`): The drafter. It must come from a folder or the Hub, because the adapter stores
+            this name.
+        args (`DominoTrainingArguments`): Arguments, of which the LoRA fields and `output_dir` are read.
 
     Returns:
-        `PeftModel`: What is trained and saved.
+        `PeftModel`: The model that is trained and saved.
 
     Raises:
-        ValueError: If the adapter could not be loaded again, or there is no such layer.
+        ValueError: If the adapter could not be loaded again, or the drafter has no layer of a given name.
     """
     from peft import LoraConfig, get_peft_model
 
@@ -84,7 +90,7 @@ def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
     if not name or Path(name).absolute() == Path(str(args.output_dir)).absolute():
         expected = "one loaded from a folder or the Hub other than output_dir"
         remedy = "The adapter stores only its name."
-        raise refusal("the drafter of use_peft", expected, name or "a new one", remedy)
+        raise invalid_argument("the drafter of use_peft", expected, name or "a new one", remedy)
     layers = adaptable_layers(drafter)
     wanted = args.lora_target_modules or ["all-linear"]
     if wanted == ["all-linear"]:
@@ -92,20 +98,23 @@ def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
     unknown = [end for end in wanted if not any(f".{layer}".endswith(f".{end}") for layer in layers)]
     if unknown:
         expected = f"'all-linear', or among {', '.join(layers)}"
-        raise refusal("lora_target_modules", expected, unknown, "Give the names of layers, or how these end.")
+        raise invalid_argument("lora_target_modules", expected, unknown, "Give the names of layers, or how these end.")
     sizes: dict[str, Any] = {"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}
     return _without_card(get_peft_model(drafter, LoraConfig(**sizes, target_modules=wanted)))
 
 
 def _without_card(adapted: Any) -> Any:
-    """Keep PEFT from writing a card, which would say nothing of a drafter, and from looking for its embeddings."""
-    adapted.create_or_update_model_card = lambda *_: None  # the trainer writes one
+    """Keep PEFT from writing its own card, which would not describe a drafter, and from looking for embeddings."""
+    adapted.create_or_update_model_card = lambda *_: None  # the trainer writes the card
     adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
     return adapted
 
 
 def adaptable_layers(drafter: DominoDraftModel) -> dict[str, bool]:
-    """Name the layers that an adapter can change, those of the backbone once for all; True for linear ones."""
+    """Return the names of the layers that an adapter can change, with True for linear ones.
+
+    A module that every layer of the backbone has, such as `q_proj`, appears once.
+    """
     found = {}
     for name, module in drafter.named_modules():
         if isinstance(module, (nn.Linear, nn.Embedding)) and name.split(".")[0] not in drafter.config.frozen:
@@ -114,10 +123,11 @@ def adaptable_layers(drafter: DominoDraftModel) -> dict[str, bool]:
     return found
 
 
-def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
-    """A drafter to be trained further, with another `block_size`, convolutions, or a head if it has none.
+def extend_drafter(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> DominoDraftModel:
+    """Return a drafter to train further, with another `block_size`, with convolutions, or with a head if it has none.
 
-    New parts change nothing until they are trained. `overrides` are what a run lets pass, or none.
+    New parts do not change its drafts until they are trained. `overrides` must be empty or fields that
+    [`~training.run.check_fields`] allows.
     """
     if not overrides:
         return drafter
@@ -130,17 +140,20 @@ def go_on_from(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> Domin
             if headless is not None:
                 expected = f"plain {headless.title}"
             remedy = "Leave projector_type out, or start from such a drafter."
-            raise refusal("the drafter of a new head", expected, config.title, remedy)
+            raise invalid_argument("the drafter of a new head", expected, config.title, remedy)
         overrides = {**method.defaults, FUSION: config.layer_fusion, **overrides}
-    if (taps := getattr(config, TAPS, None)) not in (None, overrides.get(TAPS, taps)):
-        raise refusal(
-            f"{TAPS} of the drafter", taps, overrides[TAPS], "Its weights were trained for these: leave it out."
+    if (taps := getattr(config, CONV_KERNEL_SIZE, None)) not in (None, overrides.get(CONV_KERNEL_SIZE, taps)):
+        raise invalid_argument(
+            f"{CONV_KERNEL_SIZE} of the drafter",
+            taps,
+            overrides[CONV_KERNEL_SIZE],
+            "Its weights were trained for these: leave it out.",
         )
     result = DominoDraftModel(config.changed(**overrides))
     own = config.shapes()
     if others := [name for name, shape in result.config.shapes().items() if own.get(name, shape) != shape]:
         changed = {name: value for name, value in overrides.items() if value != getattr(config, name, None)}
         remedy = f"Its {others[0]} is of that size: leave it out, or train a new drafter."
-        raise refusal(f"{', '.join(changed)} of the drafter", "left out", changed, remedy)
+        raise invalid_argument(f"{', '.join(changed)} of the drafter", "left out", changed, remedy)
     result.load_state_dict(drafter.state_dict(), strict=False)
     return result

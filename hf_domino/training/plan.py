@@ -1,7 +1,8 @@
-"""What a training is going to take: said before it begins, and chosen for a number of minutes.
+"""Report what a training will take before it begins, and plan a training that fits a number of minutes.
 
-A step's time grows with its rows and with the blocks it trains. So a few small numbers of both are timed, over copies
-that are thrown away, and what they tell says how many rows and anchors leave enough steps for the time there is.
+The time of a step grows with its examples and with the blocks that it trains. So steps with a few small numbers of both
+are timed, on copies of the drafter that are thrown away. From these times, the plan chooses how many examples and
+anchors a step can have and still leave enough steps in the given time.
 """
 
 from __future__ import annotations
@@ -16,35 +17,36 @@ from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
+from hf_domino._common.atomic_writes import write_atomic
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import write_whole
 from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
 
-ENOUGH_STEPS = 400  # with fewer a new drafter learns more from fewer rows and blocks in each
-LEAST_ROWS = 4  # of a step: with fewer, much of it is the optimizer's
-LEAST_ANCHORS = 16  # of a row: with fewer, most of a step is the target's forward
+ENOUGH_STEPS = 400  # below this, a new drafter learns more from more steps with fewer examples and blocks
+LEAST_ROWS = 4  # examples in a step; with fewer, the optimizer takes much of its time
+LEAST_ANCHORS = 16  # anchors of an example; with fewer, the target's forward takes most of the step
 TIMED = ((1, LEAST_ANCHORS), (LEAST_ROWS, LEAST_ANCHORS), (LEAST_ROWS, 3 * LEAST_ANCHORS))
-TIMED_STEPS = 2  # after a first one, which allocates
-FOR_EVALUATION = 0.1  # share of the time, where there is one
-FOR_SAVING = 0.02
+TIMED_STEPS = 2  # after a first step, which allocates memory
+FOR_EVALUATION = 0.1  # share of the time that is kept for evaluation and saving
+FOR_SAVING = 0.02  # the same without evaluation
 PLAN_FILE = "plan.json"
 LARGE_VOCABULARY = 100_000
 USUAL_DRAFT_VOCABULARY = 32_768
-SHORTEST = 1e-9  # seconds that a measured difference counts for at least
+SHORTEST = 1e-9  # least seconds for which a measured difference counts
 
 
 def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchors: int) -> dict[str, int]:
-    """Choose rows, anchors and steps for a time.
+    """Choose the numbers of examples, anchors and steps for a given time.
 
     Args:
-        seconds (`float`): What steps may take in all.
-        timed (`Sequence[float]`): Measured seconds of a step: of one row, of `LEAST_ROWS` or as many as there may be,
-            both with `LEAST_ANCHORS`, and of as many with three times the anchors.
-        most_rows (`int`): No more than these in a step.
-        most_anchors (`int`): No more than these of a row.
+        seconds (`float`): Time for all steps together.
+        timed (`Sequence[float]`): Measured seconds of three steps: with one example, with `LEAST_ROWS` examples (or
+            `most_rows` if that is less), both with `LEAST_ANCHORS` anchors, and with as many examples as the second and
+            three times the anchors.
+        most_rows (`int`): Maximum number of examples in a step.
+        most_anchors (`int`): Maximum number of anchors of an example.
 
     Returns:
         `dict[str, int]`: Fields of the training arguments.
@@ -59,7 +61,7 @@ def plan_for(seconds: float, timed: Sequence[float], most_rows: int, most_anchor
     """
     few = min(LEAST_ROWS, most_rows)
     first, second, third = timed
-    a_row = max(second - first, SHORTEST) / max(few - 1, 1)  # with its first anchors
+    a_row = max(second - first, SHORTEST) / max(few - 1, 1)  # including its first `LEAST_ANCHORS` anchors
     an_anchor = max(third - second, SHORTEST) / (2 * LEAST_ANCHORS * few)
     a_step = second - few * a_row
     for_rows = seconds / ENOUGH_STEPS - a_step
@@ -79,18 +81,18 @@ def follow_minutes(
     evaluation: Any,
     since: float,
 ) -> StopInTime:
-    """Time a few steps, set rows, `num_anchors` and `max_steps` of the arguments to what fits, and say so.
+    """Time a few steps, set batch size, `num_anchors` and `max_steps` to values that fit, and print the plan.
 
     Args:
-        drafter ([`DominoDraftModel`]): The drafter, which stays as it is.
+        drafter ([`DominoDraftModel`]): The drafter, which is not changed.
         target (`PreTrainedModel`): Its target.
-        args ([`DominoTrainingArguments`]): With `minutes`.
-        rows: The rows to train on.
-        evaluation: Those to evaluate on, or None.
+        args ([`DominoTrainingArguments`]): Arguments with `minutes`, which are changed in place.
+        rows: The examples to train on.
+        evaluation: The examples to evaluate on, or None.
         since (`float`): When the minutes began, by `time.perf_counter`.
 
     Returns:
-        `StopInTime`: What ends the training if its steps take longer than those that were timed.
+        `StopInTime`: A callback that ends the training if its steps take longer than the timed ones.
     """
     assert args.minutes is not None
     most_rows = args.per_device_train_batch_size
@@ -100,34 +102,34 @@ def follow_minutes(
     seconds = end - time.perf_counter()
     if seconds < max(timed):
         remedy = f"A step takes {max(timed):.1f} s here, and loading and timing took the rest: allow more minutes."
-        raise refusal("minutes", "enough for a step", args.minutes, remedy)
+        raise invalid_argument("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
     args.__dict__.update(plan)
     if args.process_index == 0:
-        write_whole(Path(args.output_dir, PLAN_FILE), json.dumps(plan) + "\n")
+        write_atomic(Path(args.output_dir, PLAN_FILE), json.dumps(plan) + "\n")
     notice(
-        f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {_said(plan)}, with blocks of "
+        f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {_described(plan)}, with blocks of "
         f"{drafter.config.block_size}."
     )
     return StopInTime(end)
 
 
-def _said(plan: Mapping[str, int]) -> str:
-    """Say a plan in words."""
+def _described(plan: Mapping[str, int]) -> str:
+    """Describe a plan in words."""
     return "{max_steps} steps of {per_device_train_batch_size} examples, each with up to {num_anchors} blocks".format(
         **plan
     )
 
 
-def go_on_with_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
-    """Set the fields that the run of a checkpoint planned: it ends after their steps, however long these take."""
+def resume_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
+    """Continue with the plan of the run that wrote a checkpoint: all its steps, however long they take."""
     path = Path(args.output_dir, PLAN_FILE)
     if not path.is_file():
         remedy = f"{path} is missing, so set max_steps, num_anchors and per_device_train_batch_size as they were."
-        raise refusal(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
+        raise invalid_argument(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
     plan = json.loads(path.read_text(encoding="utf-8"))
     args.__dict__.update(plan)
-    notice(f"the run goes on from {checkpoint} with the plan that it began with: {_said(plan)}.")
+    notice(f"the run goes on from {checkpoint} with the plan that it began with: {_described(plan)}.")
 
 
 def _seconds_of_step(
@@ -138,7 +140,7 @@ def _seconds_of_step(
     num_rows: int,
     num_anchors: int,
 ) -> float:
-    """Mean time of a step of so many rows and anchors, over a copy of the drafter."""
+    """Measure the mean seconds of a step with these numbers of examples and anchors, on a copy of the drafter."""
     clock = _Clock()
     with tempfile.TemporaryDirectory() as folder:
         scratch = copy.copy(args)
@@ -162,23 +164,23 @@ def _seconds_of_step(
 
 
 class _Clock(TrainerCallback):
-    """Times steps, with what the trainer does between them."""
+    """Times steps, including what the trainer does between them."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
 
     def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-        """Note when the step begins."""
+        """Record when the step begins."""
         self.seconds.append(time.perf_counter())
 
     on_train_end = on_step_begin
 
 
 class StopInTime(TrainerCallback):
-    """Ends a training whose minutes are over though its steps are not.
+    """Ends a training when its minutes are over, even if steps of its plan are left.
 
     Args:
-        end (`float`): When, by `time.perf_counter`.
+        end (`float`): When the time is over, by `time.perf_counter`.
     """
 
     def __init__(self, end: float):
@@ -195,8 +197,8 @@ class StopInTime(TrainerCallback):
             state.max_steps = state.global_step
 
 
-def say_what_it_takes(trainer: DominoTrainer) -> None:
-    """Say how much text there is, how many steps, and how large the drafter is."""
+def print_requirements(trainer: DominoTrainer) -> None:
+    """Print how much text there is, how many steps will run, and how large the drafter is."""
     args = trainer.args
     rows: Any = trainer.train_dataset
     per_step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -206,7 +208,7 @@ def say_what_it_takes(trainer: DominoTrainer) -> None:
     config = trainer.drafter.config
     size = trainer.drafter.num_parameters()
     trained = trainer.drafter.num_parameters(only_trainable=True)
-    memory = 4 * (size + 3 * trained) / 1e9  # fp32: weights; gradients and two moments of what is trained
+    memory = 4 * (size + 3 * trained) / 1e9  # fp32: all weights; gradients and two moments of the trained ones
     notice(
         f"training on {len(rows):,} sequences{tokens}: about {steps:,} steps of {per_step}. The drafter has "
         f"{size / 1e6:.1f} million parameters; with gradients and optimizer it takes {memory:.1f} GB beside the target."

@@ -1,8 +1,8 @@
-"""What lets a run be stopped and gone on with: whole checkpoints, and which run a folder belongs to.
+"""Stop and resume a run: which checkpoints are complete, and to which run a folder belongs.
 
-A trainer writes `trainer_state.json` last: a checkpoint without it is one of a run that was killed inside a save. A
-checkpoint's configuration names its target and shape, and `run.json` beside it what its optimizer keeps; these cannot
-be changed on the way.
+A trainer writes `trainer_state.json` last, so a checkpoint without it belongs to a run that was killed while it saved.
+The configuration of a checkpoint names the target and the shape, and its `run.json` holds the arguments that the state
+of the optimizer depends on. None of these can change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.target.identity import TargetIdentity, check_same
@@ -30,23 +30,23 @@ from hf_domino.training.fields import DrafterArguments
 STATE_FILE = "trainer_state.json"
 RUN_FILE = "run.json"
 CONFIG_FILE = "config.json"
-# What the optimizer's state decides.
-KEPT = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
+# Arguments that cannot change, because the optimizer's state depends on them.
+FIXED_ARGUMENTS = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
 BASE_DIGEST = "digest of the drafter under the adapter"
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
 
 @contextmanager
-def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
-    """Refuse a second run in `output_dir` while one is at work there: each would delete the other's checkpoints."""
-    lock = FileLock(f"{os.path.realpath(str(args.output_dir))}.lock")  # of the folder, however it was spelled
+def lock_folder(args: DominoTrainingArguments) -> Iterator[None]:
+    """Lock `output_dir`; raise a `ValueError` if another run uses it, because each would delete the other's files."""
+    lock = FileLock(f"{os.path.realpath(str(args.output_dir))}.lock")  # the same lock for every spelling of the path
     if args.process_index == 0:
         try:
             lock.acquire(timeout=0)
         except Timeout:
             expected = "a folder that no other training writes to"
             remedy = "Wait until it ends, or choose another."
-            raise refusal("output_dir", expected, str(args.output_dir), remedy) from None
+            raise invalid_argument("output_dir", expected, str(args.output_dir), remedy) from None
     try:
         yield
     finally:
@@ -56,30 +56,33 @@ def alone_in_folder(args: DominoTrainingArguments) -> Iterator[None]:
 
 
 def find_checkpoint(args: DominoTrainingArguments, config: DominoConfig, overwrite: bool = False) -> str | None:
-    """Find the checkpoint in `output_dir` that a run goes on from, before any work.
+    """Find the checkpoint that a run resumes, or None for a new run.
 
     Args:
-        args (`DominoTrainingArguments`): Of this run.
-        config (`DominoConfig`): Of its drafter, which names its target.
-        overwrite (`bool`, *optional*, defaults to `False`): Whether it starts again.
+        args (`DominoTrainingArguments`): Arguments of this run.
+        config (`DominoConfig`): Configuration of its drafter, which names the target.
+        overwrite (`bool`, *optional*, defaults to `False`): Whether to start again.
+
+    Raises:
+        ValueError: If the checkpoint does not fit this run, or `output_dir` holds a finished run.
     """
     folder = Path(str(args.output_dir))
     if overwrite:
         if args.resume_from_checkpoint:
             remedy = "Leave one of them out: a run continues or starts again."
-            raise refusal("resume_from_checkpoint with overwrite", None, args.resume_from_checkpoint, remedy)
+            raise invalid_argument("resume_from_checkpoint with overwrite", None, args.resume_from_checkpoint, remedy)
         return None
     checkpoint = args.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint:
         check_resumable(checkpoint, config, args)
     elif is_whole(folder):
         remedy = f"Train its drafter further with --drafter {folder} and another output_dir, or use --overwrite true."
-        raise refusal("output_dir", "a folder without a finished run", str(folder), remedy)
+        raise invalid_argument("output_dir", "a folder without a finished run", str(folder), remedy)
     return checkpoint
 
 
 def last_checkpoint(output_dir: str | Path) -> str | None:
-    """The newest whole checkpoint in a folder, which need not exist; those that are not are skipped with a word."""
+    """Find the newest complete checkpoint in a folder, which does not have to exist; print which ones are skipped."""
     steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in Path(output_dir).glob("*-*")}
     found = sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: -int(steps[path]))
     if partial := [path.name for path in found if not is_whole(path)]:
@@ -88,7 +91,7 @@ def last_checkpoint(output_dir: str | Path) -> str | None:
 
 
 def is_whole(folder: Path) -> bool:
-    """Whether all of a checkpoint, or of a finished run, was written: its state is, which comes last."""
+    """Whether a checkpoint or a finished run was written completely: it has the trainer's state, which comes last."""
     try:
         json.loads((folder / STATE_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -110,7 +113,7 @@ def delete_run(args: DominoTrainingArguments) -> None:
 def check_resumable(
     checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
 ) -> None:
-    """Refuse a checkpoint of another target, shape, optimizer or, under an adapter, of another drafter."""
+    """Raise a `ValueError` if a checkpoint has another target, shape, optimizer, or drafter under its adapter."""
     saved, run, target_of_adapter = (_read(Path(checkpoint) / name) for name in (CONFIG_FILE, RUN_FILE, TARGET_FILE))
     recorded = TargetIdentity.from_dict(target_of_adapter)
     if saved:
@@ -119,20 +122,20 @@ def check_resumable(
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}
     shape = (*(field.name for field in fields(DrafterArguments)), *sorted(own))
-    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | kept_of(args)
-    wanted |= {"ema_decay": None, "lora_rank": None}  # of older versions
+    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | fixed_arguments(args)
+    wanted |= {"ema_decay": None, "lora_rank": None}  # options of older versions
     if base is not None:
         wanted[BASE_DIGEST] = base
     for name, value in wanted.items():
         before = (saved | run).get(name, value)
         if before != value:
             made = f"{before!r}, with which {checkpoint} was trained"
-            raise refusal(name, made, value, f"Set it back. {START_AGAIN}")
+            raise invalid_argument(name, made, value, f"Set it back. {START_AGAIN}")
 
 
-def kept_of(args: DominoTrainingArguments) -> dict[str, Any]:
-    """What may not change in a run, for `run.json` beside a drafter that was saved."""
-    values = {name: getattr(args, name) for name in KEPT}
+def fixed_arguments(args: DominoTrainingArguments) -> dict[str, Any]:
+    """Return the arguments that cannot change in a run, for the `run.json` of a saved drafter."""
+    values = {name: getattr(args, name) for name in FIXED_ARGUMENTS}
     return {name: getattr(value, "value", value) for name, value in values.items()}
 
 

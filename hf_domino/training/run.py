@@ -1,4 +1,4 @@
-"""A training from names and files to a folder with drafter, tokenizer and card: what `hf-domino train` runs."""
+"""Train from names and files to a folder with drafter, tokenizer and card, as `hf-domino train` does."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 
+from hf_domino._common.atomic_writes import MAKE_ROOM, check_writable, needing_room
 from hf_domino._common.dtypes import fast_dtype
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import MAKE_ROOM, check_writable, needing_room
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, config_classes
 from hf_domino.methods import DominoDraftModel
@@ -27,38 +27,38 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
-from hf_domino.training.parts import BLOCK_SIZE, TAPS, fields_of_head, go_on_from
-from hf_domino.training.plan import follow_minutes, go_on_with_plan, say_what_it_takes
-from hf_domino.training.resuming import alone_in_folder, delete_run, find_checkpoint
+from hf_domino.training.parts import BLOCK_SIZE, CONV_KERNEL_SIZE, extend_drafter, fields_of_head
+from hf_domino.training.plan import follow_minutes, print_requirements, resume_plan
+from hf_domino.training.resuming import delete_run, find_checkpoint, lock_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
-SHORT_BLOCK = 8  # positions of a new drafter's blocks, where little time goes further than into longer ones
+SHORT_BLOCK = 8  # block size of a new drafter with `minutes`: in a short training, longer blocks gain less
 
 
 def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
-    """Train, save drafter and tokenizer to `output_dir`, and print the evaluation.
+    """Train a drafter, save it with its tokenizer to `output_dir`, and print the evaluation.
 
     Args:
-        names (`ModelArguments`): The target, and the drafter to go on with.
-        shape (`DrafterArguments`): Of a new drafter.
-        data (`DataArguments`): Files or data sets.
+        names (`ModelArguments`): The target, and the drafter to train further if there is one.
+        shape (`DrafterArguments`): Shape of a new drafter.
+        data (`DataArguments`): Files or data sets to train and evaluate on.
         args (`DominoTrainingArguments`): How to train.
 
     Returns:
-        `bool`: False where SIGTERM ended the training early, with `enable_jit_checkpoint`.
+        `bool`: False if SIGTERM ended the training early, with `enable_jit_checkpoint`.
 
     Raises:
-        ValueError: If a field is out of range, or a file holds what it should not.
+        ValueError: If a field is out of range, or a file is malformed.
     """
     since = time.perf_counter()
     check_fields(names, shape, data, args)
     folder = Path(str(args.output_dir))
     check_writable(folder, "output_dir")
-    with alone_in_folder(args), needing_room(folder, MAKE_ROOM):
+    with lock_folder(args), needing_room(folder, MAKE_ROOM):
         trainer, checkpoint = make_trainer(names, shape, data, args, since)
         if trainer.is_world_process_zero():
-            say_what_it_takes(trainer)
+            print_requirements(trainer)
         if names.overwrite:
             delete_run(args)
         trainer.train(resume_from_checkpoint=checkpoint)
@@ -85,15 +85,15 @@ def make_trainer(
     args: DominoTrainingArguments,
     since: float,
 ) -> tuple[DominoTrainer, str | None]:
-    """The trainer of a run that began at a time of `time.perf_counter`, and the checkpoint that it goes on from."""
+    """Make the trainer of a run that began at `since` (by `time.perf_counter`), and find the checkpoint to resume."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
     dtype = names.target_dtype
     if dtype == "auto" and fast_dtype(args.device.type) == torch.float32:
         dtype = "float32"  # many times as fast as 16 bits on such a CPU
     target = AutoTarget.from_pretrained(names.target, dtype=dtype)
-    if not names.cache_hidden_states:  # from which it does not run
+    if not names.cache_hidden_states:  # with which the target does not run in training
         place_target(target, args.device)
-    set_seed(args.seed)  # a new drafter's weights; the trainer sets it again for the order of rows
+    set_seed(args.seed)  # for a new drafter's weights; the trainer sets it again for the order of the examples
     overrides = shape.overrides()
     if names.drafter is None:
         config = DominoConfig.for_target(target.config, tokenizer, **overrides)
@@ -103,13 +103,13 @@ def make_trainer(
             config.block_size = min(config.block_size, SHORT_BLOCK)
         drafter = DominoDraftModel(config)
     else:
-        drafter = go_on_from(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
+        drafter = extend_drafter(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)
     checkpoint = find_checkpoint(args, drafter.config, names.overwrite)
     if checkpoint and args.minutes is not None:
-        go_on_with_plan(args, checkpoint)
+        resume_plan(args, checkpoint)
     rows = load_training_rows(data, args, target, tokenizer)
-    if names.drafter is None and not checkpoint:  # a checkpoint has its own
+    if names.drafter is None and not checkpoint:  # a checkpoint has its own tokens and weights
         take_frequent_tokens(drafter, rows[0], args)
         text = rows[0][0]["input_ids"]
         if names.start_from_target:
@@ -145,7 +145,7 @@ def with_states(
     names: ModelArguments,
     args: DominoTrainingArguments,
 ) -> list[CachedRows | None]:
-    """Write the states that are missing, let rows carry theirs, and keep the target's ends alone on the device."""
+    """Write the missing hidden states, add them to the examples, and keep only embeddings and lm_head on the device."""
     folder = Path(str(names.cache_hidden_states))
     final = args.distillation_weight > 0
     dtype = torch.bfloat16 if args.bf16 else torch.float16
@@ -157,7 +157,7 @@ def with_states(
     for part in lacking:
         writer.write(part, progress=args.process_index == 0)
     args.distributed_state.wait_for_everyone()
-    if not getattr(target, "is_quantized", False):  # which stays where it was loaded
+    if not getattr(target, "is_quantized", False):  # a quantised target stays where it was loaded
         target.cpu()
         for end in (target.get_input_embeddings(), target.get_output_embeddings()):
             end.to(args.device)
@@ -167,31 +167,28 @@ def with_states(
 def check_fields(
     names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
 ) -> None:
-    """Refuse fields that name no text or do not go together, before anything is loaded."""
+    """Raise a `ValueError` if fields name no text or contradict each other, before anything is loaded."""
     sources_of(data)
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights already: set one of the two."
-        raise refusal("start_from_target with drafter", False, True, remedy)
+        raise invalid_argument("start_from_target with drafter", False, True, remedy)
     if args.minutes is not None and args.world_size > 1:
-        remedy = "Processes would stop at different steps: set max_steps."
-        raise refusal("minutes with several processes", "left out", args.minutes, remedy)
+        remedy = "Each process would make its own plan: set max_steps and num_anchors."
+        raise invalid_argument("minutes with several processes", "left out", args.minutes, remedy)
     if args.minutes is not None and args.eval_strategy != "no":
         remedy = "Its time is planned for steps and one evaluation at the end: leave one of the two out."
-        raise refusal("eval_strategy with minutes", "no", args.eval_strategy.value, remedy)
+        raise invalid_argument("eval_strategy with minutes", "no", args.eval_strategy.value, remedy)
     if args.eval_strategy != "no" and data.eval_file is None:
-        raise refusal("eval_strategy", "no without eval_file", args.eval_strategy.value, "Set eval_file too.")
+        raise invalid_argument("eval_strategy", "no without eval_file", args.eval_strategy.value, "Set eval_file too.")
     overrides = shape.overrides()
     for name in ("train_only", "use_peft"):
         if names.drafter is None and (value := getattr(args, name)):
             remedy = "Name the drafter to start from: --drafter FOLDER."
-            raise refusal(f"{name} of a new drafter", None, value, remedy)
-    if args.minutes is not None and args.world_size > 1:
-        remedy = "Each process would make its own plan: set max_steps and num_anchors."
-        raise refusal("minutes with several processes", "left out", args.minutes, remedy)
+            raise invalid_argument(f"{name} of a new drafter", None, value, remedy)
     if args.use_peft and overrides:
         remedy = "An adapter has the shape of its drafter: leave one of them out."
-        raise refusal(f"use_peft with {', '.join(overrides)}", False, True, remedy)
-    of_head = [name for name in overrides if name not in (BLOCK_SIZE, TAPS)]
+        raise invalid_argument(f"use_peft with {', '.join(overrides)}", False, True, remedy)
+    of_head = [name for name in overrides if name not in (BLOCK_SIZE, CONV_KERNEL_SIZE)]
     default = DominoConfig.projector_type if names.drafter is None else ""
     method = METHODS.get(overrides.get("projector_type", default))
     if method is not None:
@@ -208,7 +205,7 @@ def check_fields(
 
 
 def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -> str:
-    """What one does with a trained drafter, as commands."""
+    """Return the commands that you would run next with a trained drafter."""
     file = str(data.eval_file)
     prompts = ""
     if Path(file).is_file():
@@ -226,7 +223,7 @@ def _next_steps(name: str, args: DominoTrainingArguments, data: DataArguments) -
     pair = f"--target {shlex.quote(name)} --drafter {folder}{where}"
     return "\n  ".join(
         (
-            f"The drafter is in {args.output_dir}. Whether it fits, what it is worth, and its card with that:",
+            f"The drafter is in {args.output_dir}. To check it, measure its speed and write its card:",
             f"hf-domino check {pair}{prompts}",
             f"hf-domino bench {pair}{prompts} --results {folder}/results.jsonl",
             f"hf-domino push {folder} --card-only",

@@ -1,8 +1,9 @@
 """`DominoTrainer`: Transformers' trainer for drafters, with the frozen target in the same process.
 
-A row's anchors are drawn by seed, epoch and its own tokens, and both losses are divided by the weights of the whole
-step over all processes. So a resumed training equals an uninterrupted one, and gradient accumulation and several
-processes equal a large batch (arXiv 2605.29707).
+The anchors of an example depend only on the seed, the epoch and the tokens of the example, and both losses are divided
+by the sum of the loss weights of the whole step over all processes. Therefore a resumed run gives the same result as an
+uninterrupted one, and gradient accumulation or several processes give the same result as one large batch (arXiv
+2605.29707).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from torch import nn
 from transformers import PreTrainedModel, Trainer
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
 from hf_domino.data.rows import encode_dataset
 from hf_domino.formats.adapters import finish_saving
 from hf_domino.methods import DominoDraftModel
@@ -32,48 +33,57 @@ from hf_domino.target.identity import identify, weights_digest
 from hf_domino.target.loading import place_target
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.evidence.acceptance import walked_metrics
+from hf_domino.training.evidence.acceptance import simulated_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.folder import CachedRows
-from hf_domino.training.loading import say_first_tokens
+from hf_domino.training.loading import notice_default_draft_vocabulary
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors
 from hf_domino.training.objective.forward import Batch, check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, kept_of, last_checkpoint
+from hf_domino.training.resuming import (
+    BASE_DIGEST,
+    RUN_FILE,
+    STATE_FILE,
+    check_resumable,
+    fixed_arguments,
+    last_checkpoint,
+)
 
-LENGTHS = 8  # of rows on a GPU, where each takes memory and kernels of its own
+LENGTHS = 8  # maximum number of padded lengths on a GPU, where each of them needs its own memory and kernels
 
 
 class DominoTrainer(Trainer):
-    """Trains a drafter (Domino or DFlash) for a target.
+    """Trains a drafter for a target.
 
-    Logs `base_loss`, `corrected_loss`, `lambda_base`, the teacher-forced `acceptance_length`, `num_input_tokens_seen`
-    and `hours` beside the trainer's own fields. Evaluation logs losses and acceptance too, with `base_` in front
-    without the correction head, by draft position as `accept_at_1` and so on, and adds `walked_acceptance_length`:
-    tokens per target forward in real rounds over the evaluation text, which is what generation measures when that text
-    is the target's own greedy continuation.
+    In addition to the usual fields of Transformers, training logs `base_loss`, `corrected_loss`, `lambda_base`, the
+    teacher-forced `acceptance_length`, `num_input_tokens_seen` and `hours`. Evaluation logs the losses and the
+    acceptance length, too, and the acceptance at each draft position (`accept_at_1`, `accept_at_2`, ...); names that
+    start with `base_` are measured without the correction head. Evaluation also logs `walked_acceptance_length`, the
+    tokens per target forward in real rounds that are simulated over the evaluation text. Generation measures the same
+    number if that text is the target's own greedy continuation.
 
     Args:
-        model (`DominoDraftModel` or `PeftModel`): The drafter; trained in fp32 whatever it was loaded in. Of one in
-            PEFT's wrapper, as of `use_peft`, the adapter is trained and saved.
+        model (`DominoDraftModel` or `PeftModel`): The drafter. It is trained in fp32, whatever dtype it was loaded in.
+            If PEFT wraps it, or with `use_peft`, only the adapter is trained and saved.
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
-            It is moved to the training device, unless it is placed or offloaded.
+            It is moved to the training device, unless it is dispatched or offloaded.
         args (`DominoTrainingArguments`): Training arguments.
         data_collator (*optional*): Defaults to [`~training.objective.anchors.collate_rows`] with the drafter's pad
             token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
-            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which are tokenized here. For
-            [`~training.CachedRows`] the target does not run. With a `data_collator` of your own they stay as they are.
+            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which the trainer tokenizes. With
+            [`~training.CachedRows`], the target does not run. If you pass your own `data_collator`, the data sets are
+            used as they are.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
-        kwargs: As for [`~transformers.Trainer`].
+        kwargs: Further arguments of [`~transformers.Trainer`].
 
     Raises:
-        ValueError: If drafter and target do not fit, a record is not as described, or an argument cannot be followed.
+        ValueError: If the drafter does not fit the target, a record is malformed, or an argument is not supported.
 
     Example:
     ```python
@@ -121,8 +131,8 @@ class DominoTrainer(Trainer):
         if args.gradient_checkpointing:
             model.config.check_supports("gradient_checkpointing")
         if args.n_gpu > 1:
-            raise refusal("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
-        say_first_tokens(model)
+            raise invalid_argument("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
+        notice_default_draft_vocabulary(model)
         if data_collator is None:
             multiple = 1
             if args.is_static:
@@ -134,7 +144,7 @@ class DominoTrainer(Trainer):
             }  # fmt: skip
             train_dataset = encode_dataset(train_dataset, "train_dataset", **options)
             eval_dataset = encode_dataset(eval_dataset, "eval_dataset", **options)
-        # Of the rows that are collated next; in memory that a data loader's processes share.
+        # Epoch of the examples that are collated next, in memory that the data loader's processes share.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
         self._base = weights_digest(model) if args.use_peft else None
@@ -142,22 +152,23 @@ class DominoTrainer(Trainer):
             model=choose_parts(given, model, args).float(), args=args, data_collator=data_collator,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
-        # The loss is divided by the weights of the whole step already, whatever the number of micro-batches.
+        # `compute_loss` already divides by the weights of the whole step, so Transformers must not divide by the number
+        # of micro-batches.
         self.model_accepts_loss_kwargs = True
         self.drafter = model
         place_target(target, args.device)
         self.target = TargetModel(target.requires_grad_(False).eval(), model.config.layer_ids(target.config))
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
-        self._losses: list[tuple[int, torch.Tensor]] = []  # of steps, to be looked at
-        self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # since they were last counted
+        self._losses: list[tuple[int, torch.Tensor]] = []  # steps and their losses that are not yet checked
+        self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # not yet counted in the state
         self.meter = Meter(model.config, args.device)
         show_less(self.callback_handler.callbacks)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Train as [`~transformers.Trainer.train`] does.
+        """Train the drafter; the arguments are those of [`~transformers.Trainer.train`].
 
         Raises:
-            ValueError: If the checkpoint is of another target, shape or optimizer.
+            ValueError: If the checkpoint belongs to another target, shape or optimizer.
         """
         identify(self.target.model).record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
@@ -166,7 +177,7 @@ class DominoTrainer(Trainer):
         if isinstance(checkpoint, str):
             check_resumable(checkpoint, self.drafter.config, self.args, self._base)
             notice(f"training continues from {checkpoint}.")
-        # From cached states, the target does not run.
+        # With cached states, the target does not run.
         if self.args.distillation_weight and not isinstance(self.train_dataset, CachedRows):
             with self.accelerator.autocast():
                 check_final(self.target)
@@ -174,7 +185,7 @@ class DominoTrainer(Trainer):
         return super().train(checkpoint, *args, **kwargs)
 
     def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Log, evaluate and save as this run asks, where Transformers would as its checkpoint did, and warn of it."""
+        """Log, evaluate and save as often as this run asks; Transformers would keep the checkpoint's steps and warn."""
         asked = self.args
         self.args = copy.copy(self.args)
         self.args.__dict__.update(logging_steps=None, eval_steps=None, save_steps=None)
@@ -184,14 +195,14 @@ class DominoTrainer(Trainer):
         return epochs_and_steps
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Create the optimizer: Muon beside AdamW if `muon_learning_rate` is set, else what the arguments say."""
+        """Create the optimizer: Muon with AdamW if `muon_learning_rate` is set, otherwise the one named by `optim`."""
         rate = self.args.muon_learning_rate
         if rate is not None and self.optimizer is None:
             self.optimizer = MuonWithAdamW(self.drafter, rate, self.args.learning_rate, self.args.weight_decay)
         return super().create_optimizer(*args, **kwargs)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
-        """Order rows as asked; for their lengths, no hidden states are read."""
+        """Return the sampler that the arguments ask for, without reading hidden states to learn the lengths."""
         rows = train_dataset or self.train_dataset
         return super()._get_train_sampler(rows.rows if isinstance(rows, CachedRows) else rows)
 
@@ -199,12 +210,12 @@ class DominoTrainer(Trainer):
         self, epoch_iterator: Iterator, num_batches: int, device: torch.device
     ) -> tuple[list[Batch], torch.Tensor]:
         """Fetch the micro-batches of one optimizer step, and the sum of their loss weights over all processes."""
-        if self.state.global_step >= self.state.max_steps:  # a checkpoint's; Transformers would train a step more
+        if self.state.global_step >= self.state.max_steps:  # resumed at its end; Transformers would train one step more
             self.control.should_training_stop = True
             return [], torch.zeros(())
         self._epoch.fill_(int(self.state.epoch or 0))
         batches = list(itertools.islice(epoch_iterator, num_batches))
-        sums = torch.zeros(2, device=device)  # of loss weights and of tokens
+        sums = torch.zeros(2, device=device)  # loss weights, tokens
         for batch in batches:
             self.objective.label(batch)
             sums += torch.stack((batch["loss_weight"], batch["attention_mask"].sum().float())).to(device)
@@ -215,19 +226,19 @@ class DominoTrainer(Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> torch.Tensor:
-        """This process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
+        """Compute this process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
         step = self.state.global_step
         losses = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
         self._losses.append((step + 1, losses.loss.detach()))
         if not self.args.is_static:
-            self._look_at_losses()
+            self._check_new_losses()
         total = num_items_in_batch.clamp(min=torch.finfo(torch.float32).tiny)
         self.meter.add(losses, inputs, total)
-        # Gradients are averaged over processes, but `total` is the sum over all of them.
+        # Gradients are averaged over the processes, but `total` is the sum over all of them.
         return losses.loss / total * self.accelerator.num_processes
 
-    def _look_at_losses(self) -> None:
-        """Refuse the first new loss that is not finite in any process; on a GPU with the next line of the log."""
+    def _check_new_losses(self) -> None:
+        """Raise a `ValueError` if a new loss is not finite in some process; a GPU checks only when a line is logged."""
         seen = self._losses
         self._losses = []
         if seen:
@@ -236,10 +247,10 @@ class DominoTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
-        """Score one evaluation batch; sums go to the evaluation's meter."""
+        """Score one evaluation batch and add its sums to the evaluation's meter."""
         inputs = self._prepare_inputs(inputs)
         state = self.accelerator.gradient_state
-        # With several processes, the last batches repeat the first rows.
+        # With several processes, the last batches repeat the first examples, which must not count twice.
         if state.end_of_dataloader and state.remainder > 0:
             size = len(inputs["loss_mask"])
             inputs["loss_mask"][max(state.remainder - self.args.process_index * size, 0) :] = 0
@@ -250,32 +261,32 @@ class DominoTrainer(Trainer):
         return losses.corrected / inputs["loss_weight"].clamp(min=1e-6), None, None
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
-        """Evaluate with the same anchors every time, then walk real rounds over the first `walk_rows` rows."""
+        """Evaluate with the same anchors every time, then simulate rounds over the first `walk_rows` examples."""
         meter = self._evaluation_meter = Meter(self.drafter.config, self.args.device)
         output = super().evaluation_loop(dataloader, *args, **kwargs)
         metrics = meter.means(self.accelerator, by_position=True)
         metrics["loss"] = metrics["corrected_loss"]
         if self.args.walk_rows:
             rows = [dataloader.dataset[index] for index in range(min(self.args.walk_rows, len(dataloader.dataset)))]
-            # All processes walk the same rows.
-            metrics |= walked_metrics(self.drafter, self.target.model, rows)
+            # All processes simulate the same examples.
+            metrics |= simulated_metrics(self.drafter, self.target.model, rows)
         prefix = kwargs.get("metric_key_prefix", "eval")
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output
 
     def lambda_base(self, step: int) -> float:
-        """Weight of the base loss in a step, counted from 0; none where the backbone stays as it is."""
+        """Return the weight of the base loss in a step, counted from 0; it is 0 if only the head is trained."""
         args = self.args
         if args.train_only == "head":
             return 0.0
         return lambda_base_at(step, self.state.max_steps, args.lambda_base_decay_ratio, args.lambda_base_start)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add tokens and hours so far, and the drafter's figures averaged since the last log, to training logs."""
-        self._look_at_losses()
+        """Add the tokens and hours so far to training logs, and the drafter's metrics averaged since the last log."""
+        self._check_new_losses()
         self._count_tokens()
         if "loss" in logs:
-            # Those before a resumed checkpoint count too.
+            # The hours before a resumed checkpoint count, too.
             before = next((entry["hours"] for entry in reversed(self.state.log_history) if "hours" in entry), 0.0)
             since = self._clock
             self._clock = time.monotonic()
@@ -283,7 +294,7 @@ class DominoTrainer(Trainer):
             logs["num_input_tokens_seen"] = self.state.num_input_tokens_seen
             logs |= self.meter.means(self.accelerator)
             if self.drafter.has_correction_head:
-                logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # of the last step
+                logs["lambda_base"] = self.lambda_base(self.state.global_step - 1)  # in the last step
             self.meter = Meter(self.drafter.config, self.args.device)
         super().log(logs, *args, **kwargs)
 
@@ -291,24 +302,26 @@ class DominoTrainer(Trainer):
         self, model_name: str | None = None, dataset: Any = None, dataset_tags: Any = None,
         finetuned_from: str | None = None, **metadata: Any,
     ) -> None:  # fmt: skip
-        """Write the drafter's card to `output_dir`, from what was recorded while it was trained.
+        """Write the drafter's card to `output_dir`, from the records of its training.
 
         Args:
-            model_name (`str`, *optional*): Defaults to the name on the Hub, where one is known, or of `output_dir`.
-            dataset, dataset_tags (`str` or `list[str]`, *optional*): Data sets on the Hub it was trained on.
-            finetuned_from, metadata (*optional*): The target's name; fields for the head of the card, like `license`.
+            model_name (`str`, *optional*): Defaults to the name on the Hub if there is one, otherwise to the name of
+                `output_dir`.
+            dataset, dataset_tags (`str` or `list[str]`, *optional*): Data sets on the Hub on which it was trained.
+            finetuned_from (`str`, *optional*): The target's name.
+            metadata (*optional*): Fields for the card's metadata block, such as `license`.
         """
         if self.is_world_process_zero():
             name = self.hub_model_id or model_name
             write_card(self, name, finetuned_from, metadata | {"datasets": dataset_tags or dataset})
 
     def _count_tokens(self) -> None:
-        """Add what was trained on since the last time to the state; waits for the device."""
+        """Add the tokens since the last call to the trainer's state, which waits for the device."""
         self.state.num_input_tokens_seen += int(self._new_tokens)
         self._new_tokens.zero_()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the drafter; where a weight is not finite, refuse and write nothing."""
+        """Save the drafter; if a weight is not finite, raise a `ValueError` and write nothing."""
         check_weights(self.drafter, self.state.global_step)
         super().save_model(output_dir, _internal_call)
 
@@ -318,19 +331,19 @@ class DominoTrainer(Trainer):
         if not self.state.global_step:  # nothing was trained yet
             shutil.rmtree(checkpoint, ignore_errors=True)
             return
-        if self.args.should_save:  # of an earlier run: it is no longer whole from here on
+        if self.args.should_save:  # mark an earlier run's checkpoint as unfinished before its files are overwritten
             (checkpoint / STATE_FILE).unlink(missing_ok=True)
         super()._save_checkpoint(model, trial)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
-        self.accelerator.wait_for_everyone()  # the state, which comes next, says that a checkpoint is whole
+        self.accelerator.wait_for_everyone()  # the state is written next, and it marks the checkpoint as complete
 
     def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it; a drafter has no such choice
+        self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it, but a drafter has no such option
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            kept = kept_of(self.args) | {BASE_DIGEST: self._base}
+            kept = fixed_arguments(self.args) | {BASE_DIGEST: self._base}
             Path(folder, RUN_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
             finish_saving(folder, self.drafter.config, is_adapter=self.model is not self.drafter)

@@ -1,7 +1,7 @@
-"""A new drafter that starts from its target: its layers are the last ones, its context features nearly what they read.
+"""Start a new drafter from its target: it copies the last layers, and its context features are nearly their input.
 
-Such a drafter drafts nothing yet, but its matrices turn hidden states into next tokens already. Where a training is
-short, that saves a part of it.
+Such a drafter cannot draft yet, but its matrices already turn hidden states into next tokens, which saves a part of a
+short training.
 
 Shapes: T tokens, H hidden size.
 """
@@ -14,31 +14,43 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.backbone import ZeroLinear
 
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
-REST = 0.05  # of `fc`'s random weights, to which the last captured layer is added: so it learns from all
+# Scale of `fc`'s random weights, to which an identity for the last captured layer is added: with them, `fc` can learn
+# from all captured layers.
+REST = 0.05
 REMEDY = "Leave start_from_target out: then a new drafter starts with random weights."
-SAME_TOL = 1e-2  # of what a layer makes in 16 bits
+SAME_TOL = 1e-2  # relative difference that 16 bits can make in the output of a layer
 
 
 @torch.no_grad()
 def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_ids: Sequence[int]) -> None:
-    """Give a new drafter the weights of its target's last layers; a target whose layers are made otherwise is refused.
+    """Give a new drafter the weights of its target's last layers.
 
-    `fc` passes on the last captured layer, which is normed as the first of these layers norms what it reads. A drafter
-    norms queries and keys, and few targets do: else these norms get the size that queries and keys have over a text,
-    `input_ids` of T tokens.
+    `fc` passes on the last captured layer, and the norm behind it is the input norm of the first copied layer. A
+    drafter normalises queries and keys, but few targets do. If the target does not, these norms get the size that the
+    target's queries and keys have over a text.
+
+    Args:
+        drafter (`DominoDraftModel`): The new drafter, which is changed in place.
+        target (`PreTrainedModel`): Its target.
+        input_ids (`Sequence[int]`): Tokens of the text, T of them.
+
+    Raises:
+        ValueError: If the target has too few layers, or they differ from the drafter's in more than these norms.
     """
     drafter.config.check_supports("start_from_target")
     decoder: Any = target.get_decoder()
     layers = list(getattr(decoder, "layers", ()))[-len(drafter.layers) :]
     if not layers:
-        raise refusal("a target to start from", "a decoder with `layers`", type(decoder).__name__, REMEDY)
+        raise invalid_argument("a target to start from", "a decoder with `layers`", type(decoder).__name__, REMEDY)
     if len(layers) < len(drafter.layers):
-        raise refusal("num_hidden_layers with start_from_target", f"at most {len(layers)}", len(drafter.layers), REMEDY)
+        raise invalid_argument(
+            "num_hidden_layers with start_from_target", f"at most {len(layers)}", len(drafter.layers), REMEDY
+        )
     pairs = list(zip(drafter.layers, layers, strict=True))
     for own, layer in pairs:
         modules = dict(layer.named_modules())
@@ -63,7 +75,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
 
 
 def _take(own: Any, other: Any, name: str) -> None:
-    """Copy the weight of a linear layer or norm of the target; refuse one that does not do with it what `own` does."""
+    """Copy the weight of a target's linear layer or norm; raise a `ValueError` if the two do not compute the same."""
     weight: Any = getattr(other, "weight", torch.empty(0))
     is_same = weight.shape == own.weight.shape and weight.is_floating_point() and weight.element_size() > 1
     if is_same and not weight.is_meta:
@@ -73,6 +85,6 @@ def _take(own: Any, other: Any, name: str) -> None:
         if (own(probe.to(own.weight)) - made).norm() <= SAME_TOL * made.norm():
             return
     expected = f"a plain {type(own).__name__} {tuple(own.weight.shape)} of 16 or 32 bits in memory, without additions"
-    raise refusal(
+    raise invalid_argument(
         f"{name} of a target to start from", expected, f"{type(other).__name__} {tuple(weight.shape)}", REMEDY
     )

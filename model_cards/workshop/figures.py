@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.evaluation.benchmark.options import BASELINE, METHODS
 from hf_domino.evaluation.benchmark.report import methods_of, modes_of, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
@@ -99,7 +99,9 @@ def write_figures(figures: Mapping[str, Any], folder: Path) -> list[Path]:
 def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
     """Draw every figure that the rows have the data for, by its name: `speed-up`, `acceptance` and `round`."""
     if not all("seconds_each" in row for row in measured(rows)):
-        raise refusal("ROWS", "those of `hf-domino bench`", "others", "Of a GPU `tables` makes a table in docs/gpu.md.")
+        raise invalid_argument(
+            "ROWS", "those of `hf-domino bench`", "others", "Of a GPU `tables` makes a table in docs/gpu.md."
+        )
     summaries = {
         (mode, method): summarize(rows, method, mode) for mode in modes_of(rows) for method in methods_of(rows)
     }

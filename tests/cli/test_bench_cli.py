@@ -109,7 +109,7 @@ def test_a_drafter_of_another_kind_has_its_own_name(bench, tiny_pair_folder, tmp
     flags = "--drafter", str(tmp_path / "heads"), "--temperature", "0", "--methods", "plain,domino"
     _, rows, out, _ = bench(*flags, "--num-prompts", "1")
     assert {row["method"] for row in measured(rows)} == {"plain", "heads (EAGLE-3)"}
-    assert "Domino, full blocks (the drafter is of another kind: EAGLE-3)" in out
+    assert "Domino, full blocks (the drafter's method is EAGLE-3)" in out
 
 
 def test_batches(bench):
@@ -166,8 +166,8 @@ def test_a_run_that_was_broken_off_goes_on_or_is_replaced(bench, tmp_path):
 @pytest.mark.parametrize(
     ("dtype", "code", "said"),
     [
-        ("float32", FAILED_CHECK, "0 of them part at a tie."),
-        ("bfloat16", 0, "In bfloat16 a block and single tokens round differently"),
+        ("float32", FAILED_CHECK, "0 of them diverge at a tie."),
+        ("bfloat16", 0, "In bfloat16 blocks and single tokens round differently"),
     ],
 )
 def test_bench_fails_where_outputs_differ(dtype, code, said, bench, monkeypatch):

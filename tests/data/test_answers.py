@@ -11,7 +11,7 @@ from hf_domino.data.answers import write_answers
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import read_records
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import do_units
+from hf_domino.data.units import run_units
 
 TWO_TURNS = [
     {"role": "user", "content": "one"},
@@ -30,7 +30,7 @@ def answer(tiny_tokenizer, tmp_path):
         placed = read_records(write_lines(tmp_path / "prompts.jsonl", records))
         prompts = [prompt_of(record, place) for place, record in placed]
         chosen = WritingSettings(**{"max_new_tokens": 16, "max_prompt_tokens": 16} | settings)
-        do = partial(do_units, tmp_path / "units", (0, 1), False)
+        do = partial(run_units, tmp_path / "units", (0, 1), False)
         return write_answers(prompts, writer, tokenizer, chosen, do), tokenizer, writer
 
     return run

@@ -167,7 +167,7 @@ def test_turns_of_another_mode_are_left_out_and_counted(thinking, learned, tiny_
     tokenizer, source = chat_tokenizer(tiny_tokenizer, REASONS), from_table([{"messages": long + short}] * 2, "a")
     rows = load_rows(source, tokenizer, chat_template_kwargs={"thinking": thinking})
     assert [texts_of_row(row, tokenizer)[1] for row in rows] == [learned] * 2
-    assert (rows.counts.records, rows.counts.rows, rows.counts.untold) == (2, 2, 2 * thinking)
+    assert (rows.counts.records, rows.counts.rows, rows.counts.unaligned) == (2, 2, 2 * thinking)
     assert ("2 of 4 rows are left out, the first is a[0]: 2 assistant turns that do not" in caplog.text) == thinking
     assert ("--chat-template-kwargs" in caplog.text) == thinking
 

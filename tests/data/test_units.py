@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hf_domino.data.units import do_units
+from hf_domino.data.units import run_units
 
 EXPECTED = [{"unit": unit} for unit in range(5)]
 
@@ -22,7 +22,7 @@ def do(tmp_path):
             did.append(unit)
             return [{"unit": unit}]
 
-        return do_units(tmp_path, shard, False, name, count, make), did
+        return run_units(tmp_path, shard, False, name, count, make), did
 
     return run
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import cpu_offload
 
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import Sampling, TargetWriter, cut_at_end
 
 PROMPTS = [[4, 5, 6, 7], [8, 9], [10, 11, 12], [13, 14]]
@@ -60,8 +60,8 @@ def test_a_least_length_counts_from_the_start_of_a_text(target):
 def test_ends(target):
     assert cut_at_end([5, 1, 0, 0], (1, 2)).ids == [5, 1]
     assert not cut_at_end([5, 5], (1,)).ended
-    assert ends_of(target.generation_config) == ()
+    assert eos_ids_of(target.generation_config) == ()
     target.generation_config.eos_token_id = 3
-    assert ends_of(target.generation_config) == (3,)
+    assert eos_ids_of(target.generation_config) == (3,)
     target.generation_config.eos_token_id = [1, 2]
-    assert ends_of(target.generation_config) == (1, 2)
+    assert eos_ids_of(target.generation_config) == (1, 2)

@@ -173,7 +173,7 @@ def test_a_cache_that_cannot_be_tidied_does_not_hide_what_went_wrong(tiny_qwen3,
 
     cache = DynamicCache(config=tiny_qwen3.config)
     options = OPTIONS | {"streamer": Wrecking(), "assistant_model": tiny_drafter}
-    with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="could not be brought back"):
+    with pytest.raises(KeyboardInterrupt), pytest.warns(UserWarning, match="could not be restored"):
         tiny_qwen3.generate(PROMPT, past_key_values=cache, **options)
 
 

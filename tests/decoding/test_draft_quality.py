@@ -30,7 +30,7 @@ def assert_rederived(rounds, drafter, target, paddings=(0,)):
     assert max(len(tokens) for _, _, tokens in rounds) == drafter.config.num_draft_tokens
 
 
-@pytest.mark.parametrize("most", [(6,), (0, 6)], ids=["", "single steps between"])
+@pytest.mark.parametrize("most", [(6,), (0, 6)], ids=["", "plain decode steps between"])
 def test_padded_rows_of_a_batch(tiny_qwen3, most):
     """Rows drift apart, so that the context of the shorter ones has room behind it."""
     drafter = build_drafter(tiny_qwen3)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracle import oracle
 
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import cut_at_end
 
 CASES, CASES_BY_HAND = 8, 2000
@@ -97,7 +97,7 @@ def check(call, targets, make_drafter):
         assisted = target.generate(**prompt, assistant_model=drafter, **options, **ends)
     assert torch.equal(assisted, plain)
     assert torch.equal(torch.get_rng_state(), left_at)
-    texts = [cut_at_end(row, ends_of(SimpleNamespace(**ends))).ids for row in assisted[:, longest:].tolist()]
+    texts = [cut_at_end(row, eos_ids_of(SimpleNamespace(**ends))).ids for row in assisted[:, longest:].tolist()]
     assert [1 + sum(rounds) for rounds in drafter.stats.rows] == [len(text) for text in texts]
 
 

@@ -20,7 +20,7 @@ from hf_domino.statistics.stats import DecodingStats
 
 MOST, SEEDS = 8, range(7)
 FLAT, RISING = (1.4, 0.0), (1.6, 0.05)
-"""Cost of a round in single steps, and of one proposal more."""
+"""Cost of a round in plain decode steps, and of one proposal more."""
 
 
 def played(policy, accepted, seconds, num_rows=1, may_branch=bool, offer=None):
@@ -266,7 +266,7 @@ def test_whole_blocks_are_all_that_full_drafts():
 
 @pytest.mark.parametrize(("seconds_of_tree", "accepted", "wins"), [(1.7, 4, True), (3.2, 4, False), (2.0, 2, False)])
 def test_trees_are_played_where_they_bring_more(seconds_of_tree, accepted, wins):
-    """Beside chains of which two are accepted, in two single steps."""
+    """Beside chains of which two are accepted, in two plain decode steps."""
     policy, sizes = Policy(MOST, "adaptive"), []
     for _ in range(600):
         plan = policy.plan(1, MOST, None, lambda: True)

@@ -63,11 +63,11 @@ def assert_equal_to_plain(target, drafter, prompt=PROMPT, accuracies=(0.7,), **o
 
 
 # Built of the same parts as others here, where a stage is concerned.
-ALIKE = "Qwen2", "Olmo2", "Olmo3", "Granite", "Phi3", "Cohere2", "Qwen3Moe"
+PSEUDO_TOKENS = "Qwen2", "Olmo2", "Olmo3", "Granite", "Phi3", "Cohere2", "Qwen3Moe"
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(family, marks=pytest.mark.slow if family in ALIKE else ()) for family in FAMILIES]
+    "family", [pytest.param(family, marks=pytest.mark.slow if family in PSEUDO_TOKENS else ()) for family in FAMILIES]
 )
 def test_every_family_can_be_recorded(family, make_drafter, recorded):
     target = build(family)

@@ -165,7 +165,7 @@ def test_sequences_that_have_ended_take_no_positions_that_the_target_lacks(make_
 
 @pytest.mark.parametrize("pad", ["right", "inside", "all"])
 def test_a_batch_that_is_not_padded_on_the_left_grows(target, make_drafter, monkeypatch, pad):
-    monkeypatch.setattr(assisted_call, "prefers_fixed_shape", lambda input_ids: True)
+    monkeypatch.setattr(assisted_call, "uses_static_by_default", lambda input_ids: True)
     ids, mask = left_padded(PROMPTS[:3])
     where = {"right": slice(-4, None), "inside": slice(-8, -5), "all": slice(None)}[pad]
     mask[1, where] = 0
@@ -188,7 +188,7 @@ def test_masks_of_any_dtype(target, make_drafter, recorded):
 
 def test_a_device_that_prefers_it_runs_in_fixed_shape_by_default(target, make_drafter, monkeypatch, recorded):
     """As on a GPU. What a call cannot have in fixed shape grows, and the statistics say why."""
-    monkeypatch.setattr(assisted_call, "prefers_fixed_shape", lambda input_ids: True)
+    monkeypatch.setattr(assisted_call, "uses_static_by_default", lambda input_ids: True)
     drafter, ids = make_drafter(target), PROMPT
     plain = target.generate(ids, **GREEDY)
     assert target.generate(ids, assistant_model=drafter, **GREEDY).tolist() == plain.tolist()

@@ -81,8 +81,8 @@ def test_rounds_are_told_apart_by_the_tokens_before_them(pair, held_out, forward
 
 
 @pytest.mark.slow
-def test_twin_fits(pair, twin, held_out):
-    result = checked(pair, twin, held_out)
+def test_the_baseline_fits(pair, baseline, held_out):
+    result = checked(pair, baseline, held_out)
     assert result.fits
     assert measure.WITHOUT_HEAD not in [variant.name for variant in result.variants]
 
@@ -97,7 +97,7 @@ def test_layers_in_the_wrong_order(pair, held_out):
     assert "does not fit" in str(result)
 
 
-@pytest.mark.parametrize("name", ["drafter", pytest.param("twin", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["drafter", pytest.param("baseline", marks=pytest.mark.slow)])
 def test_one_position_off(pair, held_out, name, request):
     right = pair.drafter if name == "drafter" else request.getfixturevalue(name)
     result = checked(pair, right.view(shift_label=not right.config.shift_label), held_out)
@@ -107,9 +107,9 @@ def test_one_position_off(pair, held_out, name, request):
 
 
 @pytest.mark.slow
-def test_a_file_that_does_not_tell_the_order_of_its_block(pair, twin, held_out, tmp_path):
-    """The twin as DeepSpec's, whose trainer has the other order: loaded as its files are, and as the self-test says."""
-    twin.export(tmp_path, dtype=torch.float32)
+def test_a_file_that_does_not_tell_the_order_of_its_block(pair, baseline, held_out, tmp_path):
+    """The baseline in DeepSpec's layout, whose order is the other: loaded as it is, and as the self-test says."""
+    baseline.export(tmp_path, dtype=torch.float32)
     path = tmp_path / "config.json"
     stored = json.loads(path.read_text()) | {"architectures": ["Qwen3DSparkModel"], "markov_rank": 0}
     path.write_text(json.dumps(stored))

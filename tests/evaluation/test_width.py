@@ -58,7 +58,7 @@ def test_the_block_is_read_as_rounds_read_it(tiny_llama, monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_fault_is_an_error_that_says_what_was_measured(clamped, dtype):
-    words = r"single steps, got '8 positions at once differ from single steps by [\d.]+ of the largest logit .*drop"
+    words = r"plain decode steps, got '8 positions at once differ from plain decode steps by [\d.]+ .*drop"
     with pytest.raises(ValueError, match=words):
         hf_domino.probe_width(clamped.to(dtype))
 
@@ -74,7 +74,7 @@ def test_a_fault_is_an_error_that_says_what_was_measured(clamped, dtype):
 def test_it_is_a_warning_where_it_may_be_rounding(clamped, change, words, monkeypatch):
     monkeypatch.setitem(width.TOLERANCES, torch.bfloat16, 1e-6)
     change(clamped)
-    with pytest.warns(UserWarning, match=f"differ from single steps by .*{words}.*without assistant_model"):
+    with pytest.warns(UserWarning, match=f"differ from plain decode steps by .*{words}.*without assistant_model"):
         assert not hf_domino.probe_width(clamped).agrees
 
 
@@ -87,7 +87,7 @@ def test_the_list_comes_first(clamped, monkeypatch):
 
 
 def test_the_self_test_asks_it(clamped):
-    with pytest.raises(ValueError, match="positions at once differ from single steps"):
+    with pytest.raises(ValueError, match="positions at once differ from plain decode steps"):
         hf_domino.check_fit(build_drafter(clamped), clamped, prompts=[[5, 9, 33]])
 
 

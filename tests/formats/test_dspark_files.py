@@ -15,7 +15,7 @@ from test_export import FIELDS
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.exporting import stored_config
-from hf_domino.formats.fields import HEADS, OF_BLOCKS
+from hf_domino.formats.fields import AROUND_LAYERS, HEADS
 from hf_domino.formats.registry import format_of
 
 HIDDEN, PROMPT = 32, torch.arange(7, 19)[None]
@@ -214,7 +214,7 @@ EXPORTED += [("vanilla", "specforge", {"conv_kernel_size": 3, "conv_group_size":
 
 
 # What a drafter is, whoever stores it.
-TOLD = (*FIELDS, *OF_BLOCKS, "draft_vocab_size")
+TOLD = (*FIELDS, *AROUND_LAYERS, "draft_vocab_size")
 
 
 @pytest.mark.parametrize(("kind", "layout", "fields"), EXPORTED)

@@ -160,7 +160,7 @@ OF_ANY = [
     ({"norm.weight": torch.full((32,), INFINITY, dtype=torch.float16)}, "norm.weight must be finite"),
     ({"embed_proj.2.weight": torch.full((64, 16), -INFINITY, dtype=torch.bfloat16)}, "embed_proj.2.* finite"),
 ]
-OF_OTHERS = {
+OTHER_METHODS = {
     "layers.0.self_attn.k_proj_target.weight": "DFlare",
 }
 OF_DRAFTED = [
@@ -174,7 +174,7 @@ OF_DRAFTED = [
 ]
 TENSORS = [
     *((name, *case) for name in (OURS, DOMINO) for case in OF_ANY),
-    *((DOMINO, {name: ZEROS}, rf"method must be .* got '{kind} \({name}\)'") for name, kind in OF_OTHERS.items()),
+    *((DOMINO, {name: ZEROS}, rf"method must be .* got '{kind} \({name}\)'") for name, kind in OTHER_METHODS.items()),
     *((DRAFTED, *case) for case in OF_DRAFTED),
     *((DOMINO, {"t2d": t2d}, "t2d must be a truth value for each of 64") for t2d in (~FLAGS[1:], FLAGS, ZEROS)),
 ]

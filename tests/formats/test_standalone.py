@@ -109,7 +109,7 @@ FLAT = {"p.a": "a", "p.b.c": "b_c", "p.b": "b", "k": "k"}
         ("from .b.c import x", "from .b_c import x"),
         ("import torch.nn as nn", "import torch.nn as nn"),
         ("def f():\n    from p.a import (\n        x,\n    )\n    x()", "def f():\n    from .a import x\n    x()"),
-        ("import triton", "try:  # not asked for where it is not installed\n    import triton\nfinally:\n    pass"),
+        ("import triton", "try:  # optional: Transformers does not ask for it\n    import triton\nfinally:\n    pass"),
         ("if TYPE_CHECKING:\n    from p.a import X\nx = 1", "x = 1"),
     ],
 )  # fmt: skip

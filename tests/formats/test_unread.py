@@ -26,7 +26,7 @@ from test_trainers import DEEPSPEC_DFLASH, EAGLE, EAGLES, VERL_DOMINO
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.adapters import unread_fields
-from hf_domino.formats.fields import OF_OTHERS, OF_ROPE
+from hf_domino.formats.fields import HARMLESS_ANYWHERE, OF_ROPE
 from hf_domino.formats.registry import FORMATS, format_of
 
 KNOWN = {
@@ -132,4 +132,4 @@ def test_our_own_files_hold_nothing_that_is_not_read(tiny_qwen3, tmp_path, caplo
 def test_the_page_on_formats_lists_every_field():
     page = (Path(__file__).parents[2] / "docs/formats.md").read_text()
     told = {name for form in FORMATS[1:] for name in (*form.reads, *form.only, *form.harmless)}
-    assert not [name for name in (*told, *OF_ROPE.split(), *OF_OTHERS.split()) if f"`{name}`" not in page]
+    assert not [name for name in (*told, *OF_ROPE.split(), *HARMLESS_ANYWHERE.split()) if f"`{name}`" not in page]

@@ -1,4 +1,4 @@
-"""z-lab's own class: its logits are our twin's, and its folders and ours hold the same."""
+"""z-lab's own class: its logits are our baseline's, and its folders and ours hold the same."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import torch
 HAS_GPU = torch.cuda.is_available()
 
 if importlib.util.find_spec("triton") is None:  # it exists for Linux alone
-    collect_ignore = ["test_choice.py", "test_gru.py", "test_lanes.py", "test_native.py"]
+    collect_ignore = ["test_choice.py", "test_gru.py", "test_branches.py", "test_native.py"]
 
 
 @pytest.fixture

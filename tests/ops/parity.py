@@ -1,4 +1,4 @@
-"""Inputs for kernel and twin, both their results, and how equal these must be."""
+"""Inputs for kernel and reference, both their results, and how equal these must be."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import torch
 
 import domino_kernels
-from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, gru_step
+from domino_kernels import advance_branches, correct_and_choose, correct_branches, gru_step
 
 # The kernel and PyTorch sum in another order. Where that tips a rounding over, a correction is one ulp off, in the
 # worst case for both of the tokens compared. (Triton's interpreter, besides, cuts bf16 off; a GPU rounds to nearest.)
@@ -49,7 +49,7 @@ def make_noise(num_rows, vocab_size, device, seed=2):
 
 
 def both(operation, *inputs, **options):
-    """What the kernel and its twin give."""
+    """What the kernel and its reference give."""
     with domino_kernels.use_backend("triton"):
         ours = operation(*inputs, **options)
     with domino_kernels.use_backend("reference"):
@@ -58,8 +58,8 @@ def both(operation, *inputs, **options):
 
 choose_both = functools.partial(both, correct_and_choose)
 step_both = functools.partial(both, gru_step)
-advance_both = functools.partial(both, advance_lanes)
-correct_both = functools.partial(both, correct_lanes)
+advance_both = functools.partial(both, advance_branches)
+correct_both = functools.partial(both, correct_branches)
 
 
 def assert_equal_up_to_ties(ours, theirs, base, low_rank, up_weight):

@@ -1,4 +1,4 @@
-"""`advance_lanes` and `correct_lanes`: the kernels against their twins, and these against the chain's operations."""
+"""`advance_branches` and `correct_branches`: kernels against references, and these against the operations of chains."""
 
 from __future__ import annotations
 

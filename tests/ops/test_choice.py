@@ -1,4 +1,4 @@
-"""`correct_and_choose`: the kernel against its twin, and both against what they promise."""
+"""`correct_and_choose`: the kernel against its reference, and both against what they promise."""
 
 from __future__ import annotations
 

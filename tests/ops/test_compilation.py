@@ -18,13 +18,13 @@ import json, re
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from domino_kernels import triton_choose, triton_gru, triton_lanes
+from domino_kernels import triton_choose, triton_gru, triton_branches
 
 WEIGHTS = {"low_rank", "weight", "embedding", "state", "weight_ih", "weight_hh", "next_state"}
 WEIGHTS |= {"products", "block_part", "state_part"}
 IDS = {"candidates", "best_id", "chosen", "inputs", "owners"}
 FLOATS = {"base", "best_score", "noise", "scores"}
-COUNTS = {"num_rows", "num_branches", "num_lanes_of_all"}
+COUNTS = {"num_rows", "num_branches", "num_branches_of_all"}
 
 def compile(kernel, warps=4, **constants):
     types = {}
@@ -48,8 +48,8 @@ print(json.dumps({
     "sampled pool": compile(choose, warps, POOL=True, SAMPLE=True, TILE=128, RANK=256),
     "second stage": compile(triton_choose._choose_among_tiles, TILES=4096),
     "gru": compile(triton_gru._gru_units, GATHER=True, UNITS=4, INPUT_CHUNK=1024, STATE_CHUNK=1024),
-    "branches": compile(triton_lanes._advance, LANES=16, UNITS=16, CHUNK=128),
-    "their corrections": compile(triton_lanes._correct, LANES=16, TILE=32, CHUNK=128),
+    "branches": compile(triton_branches._advance, BRANCHES=16, UNITS=16, CHUNK=128),
+    "their corrections": compile(triton_branches._correct, BRANCHES=16, TILE=32, CHUNK=128),
 }))
 """
 # Per thread: 64 x 256, 128 x 256 elements among 8 warps; 2 x 3 x 4 x 1024 among 4; 8 elements a load. Where tensor

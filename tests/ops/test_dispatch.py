@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import domino_kernels
-from domino_kernels import advance_lanes, correct_and_choose, correct_lanes, dispatch, gru_step
+from domino_kernels import advance_branches, correct_and_choose, correct_branches, dispatch, gru_step
 
 FITS = {
     correct_and_choose: {"base_logits": (2, 7), "low_rank": (2, 3), "up_weight": (7, 3)},
     gru_step: {"inputs": (2, 3), "state": (2, 4), "weight_ih": (12, 3), "weight_hh": (12, 4)},
-    advance_lanes: {"products": (2, 5, 12), "state": (2, 3, 4), "owners": (2, 5), "weight_hh": (12, 4)},
-    correct_lanes: {
+    advance_branches: {"products": (2, 5, 12), "state": (2, 3, 4), "owners": (2, 5), "weight_hh": (12, 4)},
+    correct_branches: {
         "base_logits": (2, 6),
         "block_part": (2, 3),
         "state_part": (2, 5, 3),
@@ -106,7 +106,7 @@ def test_triton_on_a_cpu_needs_the_interpreter(fresh_process):
 
 
 @pytest.mark.parametrize(
-    "operation", [gru_step, advance_lanes, correct_lanes], ids=lambda operation: operation.__name__
+    "operation", [gru_step, advance_branches, correct_branches], ids=lambda operation: operation.__name__
 )
 def test_gradients_flow_through_pytorch(operation, device):
     inputs = {name: made(name, shape).to(device) for name, shape in FITS[operation].items()}
@@ -134,8 +134,8 @@ def test_import_does_not_import_triton():
 WRONG_SHAPES = {
     correct_and_choose: ("base_logits 2 8", "base_logits 7", "base_logits 0 7", "low_rank 3 3", "candidate_ids 1 7"),
     gru_step: ("inputs 2 4", "state 2", "weight_ih 9 3", "weight_hh 12 5"),
-    advance_lanes: ("state 2 4", "owners 1 5", "products 2 4 12", "weight_hh 12 3"),
-    correct_lanes: ("base_logits 2 3 4", "block_part 2 4", "state_part 2 3", "candidate_ids 2 4"),
+    advance_branches: ("state 2 4", "owners 1 5", "products 2 4 12", "weight_hh 12 3"),
+    correct_branches: ("base_logits 2 3 4", "block_part 2 4", "state_part 2 3", "candidate_ids 2 4"),
 }
 
 

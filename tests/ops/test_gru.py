@@ -1,4 +1,4 @@
-"""`gru_step`: the kernel against its twin, and the twin against `torch.nn.GRU`."""
+"""`gru_step`: the kernel against its reference, and the reference against `torch.nn.GRU`."""
 
 from __future__ import annotations
 
@@ -56,6 +56,6 @@ def test_steps_are_those_of_nn_gru(device):
     with torch.no_grad():
         expected, _ = gru(tokens)
         for index in range(tokens.shape[1]):
-            state, twin = step_both(tokens[:, index], state, gru.weight_ih_l0, gru.weight_hh_l0)
+            state, reference = step_both(tokens[:, index], state, gru.weight_ih_l0, gru.weight_hh_l0)
             torch.testing.assert_close(state, expected[:, index], atol=1e-5, rtol=0)  # errors of three steps
-            torch.testing.assert_close(twin, state, atol=STATE_TOLERANCE[torch.float32], rtol=0)
+            torch.testing.assert_close(reference, state, atol=STATE_TOLERANCE[torch.float32], rtol=0)

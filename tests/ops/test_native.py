@@ -20,10 +20,10 @@ from parity import (
 )
 
 import domino_kernels
-from domino_kernels import advance_lanes, correct_and_choose, correct_lanes
+from domino_kernels import advance_branches, correct_and_choose, correct_branches
 
 pytestmark = pytest.mark.gpu
-HIDDEN, STATE, RANK, VOCABULARY, POOL, LANES = 4096, 1024, 256, 151936, 128, 8
+HIDDEN, STATE, RANK, VOCABULARY, POOL, BRANCHES = 4096, 1024, 256, 151936, 128, 8
 each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 each_number_of_rows = pytest.mark.parametrize("num_rows", [1, 3, 8])
 
@@ -85,20 +85,22 @@ def test_a_graph_draws_anew_when_its_noise_is_refilled():
 
 @each_dtype
 @each_number_of_rows
-def test_lanes(num_rows, dtype):
-    states = advance_both(*make_advance((num_rows, LANES, LANES, STATE), dtype, "cuda"))
+def test_branches(num_rows, dtype):
+    states = advance_both(*make_advance((num_rows, BRANCHES, BRANCHES, STATE), dtype, "cuda"))
     torch.testing.assert_close(*states, atol=max(1e-5, STATE_TOLERANCE[dtype]), rtol=0)  # as above
-    inputs = make_corrections((num_rows, LANES, POOL, VOCABULARY, RANK), dtype, "cuda")
+    inputs = make_corrections((num_rows, BRANCHES, POOL, VOCABULARY, RANK), dtype, "cuda")
     assert_equal_corrections(*correct_both(*inputs), inputs[0], inputs[3])
 
 
 def test_a_graph_grows_a_depth_anew_from_other_owners():
-    products, state, owners, weight_hh = make_advance((2, LANES, LANES, STATE), torch.bfloat16, "cuda")
-    base, block_part, _, up_weight, ids = make_corrections((2, LANES, POOL, VOCABULARY, RANK), torch.bfloat16, "cuda")
+    products, state, owners, weight_hh = make_advance((2, BRANCHES, BRANCHES, STATE), torch.bfloat16, "cuda")
+    base, block_part, _, up_weight, ids = make_corrections(
+        (2, BRANCHES, POOL, VOCABULARY, RANK), torch.bfloat16, "cuda"
+    )
 
     def grow():
-        states = advance_lanes(products, state, owners, weight_hh)
-        return states, correct_lanes(base, block_part, states[..., :RANK], up_weight, ids)
+        states = advance_branches(products, state, owners, weight_hh)
+        return states, correct_branches(base, block_part, states[..., :RANK], up_weight, ids)
 
     with domino_kernels.use_backend("triton"):
         grow()
@@ -106,7 +108,7 @@ def test_a_graph_grows_a_depth_anew_from_other_owners():
         with torch.cuda.graph(graph):
             grown = grow()
         for _ in range(3):
-            owners.random_(LANES)
+            owners.random_(BRANCHES)
             ids.random_(VOCABULARY)
             graph.replay()
             assert all(torch.equal(found, expected) for found, expected in zip(grown, grow(), strict=True))

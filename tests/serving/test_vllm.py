@@ -145,9 +145,9 @@ def p_value(texts, first, distribution):
 
 
 @pytest.mark.parametrize("is_mended", [True, False])
-def test_sampled_tokens_have_the_targets_law(pair, twin, tmp_path, monkeypatch, is_mended):
+def test_sampled_tokens_have_the_targets_distribution(pair, baseline, tmp_path, monkeypatch, is_mended):
     # Without our plugin the verifier of a CPU is biased, by the fault that the page describes: the same test sees it.
-    (pair.drafter if is_mended else twin).export(tmp_path / "drafter", dtype="float32")
+    (pair.drafter if is_mended else baseline).export(tmp_path / "drafter", dtype="float32")
     if not is_mended:
         monkeypatch.setenv("VLLM_PLUGINS", "")
     prompt = surest(pair)
@@ -155,7 +155,7 @@ def test_sampled_tokens_have_the_targets_law(pair, twin, tmp_path, monkeypatch, 
     with serve(PYTHON, str(pair.folder), drafted(tmp_path / "drafter"), tmp_path / "log") as url:
         found = ask(url, [prompt] * DRAWS, 3, at_once=8, temperature=1.0)
     assert found.rounds > DRAWS / 2
-    assert sum(found.accepted) > 0 or not is_mended  # read by the stock server, the twin drafts one token off
+    assert sum(found.accepted) > 0 or not is_mended  # read by the stock server, the baseline drafts one token off
     assert (p_value(found.texts, first, distribution) > LEAST_P) is is_mended
 
 

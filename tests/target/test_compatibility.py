@@ -196,7 +196,7 @@ def test_a_change_of_rotary_frequencies_within_the_callers_own_limit(make_drafte
     ("fields", "words"),
     [
         ({"model_type": "jamba"}, r"model_type must be one whose forward .* got 'jamba'. .* drop assistant_model"),
-        ({"model_type": "zamba2"}, "model_type .* got 'zamba2'. .* clamps the time step there and not in single steps"),
+        ({"model_type": "zamba2"}, "model_type .* got 'zamba2'. .* clamps the time step there, and not in plain"),
         (
             {"time_step_limit": [0.1, float("inf")]},
             r"time_step_limit must be \(0.0, inf\), got \(0.1, inf\). .* clamps",

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_domino.integration.patch import install
-from hf_domino.training.evidence.acceptance import mean_acceptance_length, walk_acceptance
+from hf_domino.training.evidence.acceptance import mean_acceptance_length, simulate_acceptance
 
 NUM_TOKENS = 24
 KINDS = [
@@ -38,7 +38,7 @@ def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, 
         text = target.generate(prompt, max_new_tokens=NUM_TOKENS + longer, do_sample=False)[0].tolist()
         assisted = target.generate(prompt, max_new_tokens=NUM_TOKENS, do_sample=False, assistant_model=drafter)
         assert assisted[0].tolist() == text[: start + NUM_TOKENS]
-        (walked,) = walk_acceptance(drafter, target, [text], [start])
+        (walked,) = simulate_acceptance(drafter, target, [text], [start])
         measured = drafter.stats.acceptance_lengths
         walked = walked[: len(measured)]
         walked[-1] -= sum(walked) - (NUM_TOKENS - 1)  # generation cuts its last round
@@ -50,6 +50,6 @@ def test_walk_equals_generation(kind, repetition_penalty, target, make_drafter, 
 def test_rounds_that_reach_behind_the_text_are_left_out(target, make_drafter):
     drafter = make_drafter(target, block_size=6, shift_label=True).train()
     texts = [list(range(4, 14)), list(range(4, 15)), [5, 6]]
-    assert list(map(len, walk_acceptance(drafter, target, texts, [4, 4, 1]))) == [0, 1, 0]
+    assert list(map(len, simulate_acceptance(drafter, target, texts, [4, 4, 1]))) == [0, 1, 0]
     assert drafter.training
     assert mean_acceptance_length([[]]) is None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.training.evidence.acceptance import walk_acceptance, walk_rounds
+from hf_domino.training.evidence.acceptance import simulate_acceptance, simulate_rounds
 from hf_domino.training.evidence.meter import Meter
 from hf_domino.training.objective.losses import DraftLosses
 
@@ -50,8 +50,8 @@ def test_acceptance_by_position_equals_plain_loops(shift_label):
 def test_walking_without_the_head_equals_walking_a_drafter_without_one(target, make_drafter, greedy_rows):
     drafter = make_drafter(target)
     texts = [row["input_ids"] for row in greedy_rows]
-    base, _ = walk_rounds(drafter, target, [(text, 4, None) for text in texts])
-    assert base == walk_acceptance(drafter.view(projector_type="dflash"), target, texts, [4] * len(texts))
+    base, _ = simulate_rounds(drafter, target, [(text, 4, None) for text in texts])
+    assert base == simulate_acceptance(drafter.view(projector_type="dflash"), target, texts, [4] * len(texts))
 
 
 @pytest.mark.parametrize("kind", ["domino", "dflash"])

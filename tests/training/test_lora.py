@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from hf_domino import DominoDraftModel
 from hf_domino.cli.main import main
-from hf_domino.training.evidence.acceptance import walk_acceptance
+from hf_domino.training.evidence.acceptance import simulate_acceptance
 
 # A drafter of every kind and head.
 SHAPES = {
@@ -59,8 +59,8 @@ def test_lora_is_trained_saved_and_loaded_by_its_folder(target, base, make_train
     changed = {name for name, weight in loaded.state_dict().items() if not torch.equal(weight, before[name])}
     assert changed == {name for name, weight in before.items() if weight.ndim == 2 and "gru" not in name}
     texts = [row["input_ids"] for row in greedy_rows]
-    walked = walk_acceptance(loaded, target, texts, [4] * len(texts))
-    assert walked == walk_acceptance(trainer.drafter, target, texts, [4] * len(texts))
+    walked = simulate_acceptance(loaded, target, texts, [4] * len(texts))
+    assert walked == simulate_acceptance(trainer.drafter, target, texts, [4] * len(texts))
     by_peft = PeftModel.from_pretrained(DominoDraftModel.from_pretrained(base), run).merge_and_unload()
     torch.testing.assert_close(loaded.state_dict(), by_peft.state_dict(), rtol=0, atol=0)
     assert all(weight.requires_grad for weight in loaded.parameters())  # it is a drafter like others, to be trained on

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
 from hf_domino.target.identity import TargetIdentity, identify
-from hf_domino.training.resuming import alone_in_folder
+from hf_domino.training.resuming import lock_folder
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_a_second_run_in_a_folder_is_refused_however_the_folder_is_spelled(spell
     folder = tmp_path / "run"
     (folder / "checkpoint-1").mkdir(parents=True)
     (tmp_path / "link").symlink_to(folder)
-    with alone_in_folder(SimpleNamespace(output_dir=str(folder), process_index=0)):
+    with lock_folder(SimpleNamespace(output_dir=str(folder), process_index=0)):
         assert train(recipe | {"output_dir": spelling.format(folder, tmp_path)}, "--overwrite", "true") == 2
     assert "output_dir must be a folder that no other training writes to" in capsys.readouterr().err
     assert (folder / "checkpoint-1").is_dir()

@@ -15,8 +15,8 @@ from hf_domino import DominoDraftModel
 from hf_domino.data import load_rows
 from hf_domino.data.rows import count_tokens, most_frequent
 from hf_domino.formats.draft_vocabulary import d2t_of
-from hf_domino.training.evidence.acceptance import walk_acceptance
-from hf_domino.training.parts import go_on_from
+from hf_domino.training.evidence.acceptance import simulate_acceptance
+from hf_domino.training.parts import extend_drafter
 
 
 def test_labels_that_are_not_drafted_are_misses(target, make_drafter, make_trainer, greedy_rows):
@@ -40,14 +40,14 @@ def test_walked_rounds_are_those_of_generation(target, make_drafter):
     options = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": 2}
     text = target.generate(prompt, **options)[0].tolist()
     target.generate(prompt, assistant_model=drafter, **options)
-    (walked,) = walk_acceptance(drafter, target, [text], [8])
+    (walked,) = simulate_acceptance(drafter, target, [text], [8])
     assert walked == drafter.stats.rows[0][: len(walked)]
     assert len(walked) > 20
 
 
 def test_a_head_for_a_restricted_dflash_drafter(target, make_drafter, make_trainer, greedy_rows):
     dflash = make_drafter(target, projector_type="dflash").restricted(IDS)
-    drafter = go_on_from(dflash, {"projector_type": "domino", "emb_dim": 8, "gru_hidden_dim": 8})
+    drafter = extend_drafter(dflash, {"projector_type": "domino", "emb_dim": 8, "gru_hidden_dim": 8})
     assert drafter.vocabulary.token_ids.tolist() == IDS
     assert drafter.embed_proj[2].weight.shape == (len(IDS), 8)
     make_trainer(drafter, greedy_rows, train_only="head", max_steps=3).train()

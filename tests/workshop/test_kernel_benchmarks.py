@@ -20,7 +20,7 @@ SCRIPTS = {
     "correct_and_choose": ["vocabulary", "vocabulary, sampled", "pool"],
     "gru_step": ["ids", "embeddings"],
     "head": ["vocabulary", "pool", "top-k of the pools"],
-    "lanes": ["advance", "correct", "depth"],
+    "branches": ["advance", "correct", "depth"],
 }
 
 
@@ -57,12 +57,12 @@ def test_wrong_results_are_found(folder_on_path):
     timing.check_state(torch.ones(1, 2), torch.ones(1, 2))
     with pytest.raises(AssertionError):
         timing.check_state(torch.ones(1, 2), torch.ones(1, 2) + 1e-3)
-    import lanes
+    import branches
 
     inputs = base, torch.zeros(1, 2), torch.zeros(1, 1, 2), up_weight, torch.tensor([[0, 1, 2]])
-    lanes.check_scores(base[None], *inputs)
+    branches.check_scores(base[None], *inputs)
     with pytest.raises(AssertionError):
-        lanes.check_scores(base[None] + 1e-3, *inputs)
+        branches.check_scores(base[None] + 1e-3, *inputs)
 
 
 @pytest.mark.slow
@@ -70,4 +70,14 @@ def test_everything_that_needs_a_gpu_runs_dry(tmp_path):
     script = [sys.executable, str(FOLDER / "on_gpu.py"), "--output", str(tmp_path), "--dry-run"]
     subprocess.run(script, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     names = {path.stem for path in tmp_path.iterdir()}
-    assert names == {"correct_and_choose", "gru_step", "head", "lanes", "rounds", "trees", "pairs"}
+    assert names == {
+        "correct_and_choose",
+        "gru_step",
+        "head",
+        "branches",
+        "rounds",
+        "trees",
+        "pair",
+        "pair_4",
+        "pair_8",
+    }

@@ -1,1 +1,1 @@
-"""Rounds of fixed shape, whose stages can be CUDA graphs: the parts that take the place of those that grow."""
+"""Rounds of fixed shape, whose stages can run as CUDA graphs: the counterparts of the parts that grow."""

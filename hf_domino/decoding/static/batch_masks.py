@@ -1,4 +1,4 @@
-"""Masks of a batch whose sequences have lengths of their own, by the target's own mask functions.
+"""Attention masks for a batch whose sequences differ in length, made by the target's own mask functions.
 
 Shapes: B sequences, W positions of a block, S columns that attention reads.
 """
@@ -15,19 +15,19 @@ from hf_domino.decoding.static.fixed_caches import FixedCache, FlatQueries
 
 
 def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int) -> Any:
-    """The target's masks for a block behind each sequence's length, by its own mask functions.
+    """Make the target's masks for a block that starts at each sequence's length.
 
     Args:
         model (`PreTrainedModel`): The target.
-        cache ([`FixedCache`]): Its cache.
-        lengths (`torch.Tensor`): Positions before the block, `[B, 1]`.
+        cache ([`FixedCache`]): The target's cache.
+        lengths (`torch.Tensor`): Number of positions before the block, `[B, 1]`.
         width (`int`): Positions of the block (W).
 
     Returns:
-        `torch.Tensor` or `dict`: `[B, 1, W, S]`, or one such for each kind of layer.
+        `torch.Tensor` or `dict`: One mask `[B, 1, W, S]`, or one for each kind of layer.
     """
     positions = lengths + torch.arange(width, device=lengths.device)
-    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)  # some have their own
+    create = getattr(model, "create_masks_for_generate", create_masks_for_generate)  # some models have their own
     masks = create(
         config=model.config,
         inputs_embeds=torch.empty(1, positions.numel(), 0, dtype=model.dtype, device=lengths.device),
@@ -41,7 +41,7 @@ def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int
 
 
 def _by_sequence(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """A mask `[1, 1, B * W, S]` as `[B, 1, W, S]`."""
-    if not torch.compiler.is_compiling():  # where there is no subclass
+    """Reshape a mask `[1, 1, B * W, S]` to `[B, 1, W, S]`."""
+    if not torch.compiler.is_compiling():  # compiled code makes no QueryOffsets
         mask = mask.as_subclass(torch.Tensor)
     return mask.view(num_rows, -1, mask.shape[-1])[:, None]

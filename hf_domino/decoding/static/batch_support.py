@@ -1,7 +1,7 @@
-"""Which targets can verify a batch in fixed shape: each is tried once.
+"""Which targets can verify a batch with fixed shapes: each target is tried once.
 
-Its attention must follow a mask `[B, 1, W, S]` of its own for each sequence, and its positions must be the ones it is
-given. Transformers does not say of a model whether that is so.
+A target's attention must follow a mask `[B, 1, W, S]` that differs between sequences, and the target must use the
+positions that it is given. Transformers does not say whether a model does.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from hf_domino.decoding.static.fixed_caches import FixedCache, set_first
 from hf_domino.decoding.tree_support import TOLERANCE, distance
 from hf_domino.target.view import input_device, rounded_to
 
-LENGTHS = (3, 5)  # of the two sequences that a target is tried with, before a block of
-WIDTH = 2
+LENGTHS = (3, 5)  # positions before the block in the two sequences that a target is tried with
+WIDTH = 2  # positions of the block
 
 _tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
-def why_one_sequence(target: PreTrainedModel, like: Cache) -> str | None:
-    """Why a target cannot verify batches in fixed shape; None where it can.
+def why_no_batches(target: PreTrainedModel, like: Cache) -> str | None:
+    """Say why a target cannot verify batches with fixed shapes; None if it can.
 
     Args:
         target (`PreTrainedModel`): The target.
@@ -37,18 +37,18 @@ def why_one_sequence(target: PreTrainedModel, like: Cache) -> str | None:
     if key not in known:
         try:
             known[key] = _try(target, like)
-        except Exception as error:  # whatever a target makes of such inputs
+        except Exception as error:  # a target may raise anything on such inputs
             known[key] = f"the target does not take such a batch: {type(error).__name__}: {error}"
     return known[key]
 
 
 @torch.no_grad()
 def _try(target: PreTrainedModel, like: Cache) -> str | None:
-    """Verify the ends of two texts in a batch; why not, where the logits are others than of each text by itself."""
+    """Verify the ends of two texts in a batch; say how the logits differ from those of each text alone, if they do."""
     device = input_device(target)
     longest = max(LENGTHS)
     text = torch.arange(1, longest + WIDTH + 1, device=device)
-    # From all over the vocabulary: the first ones are often special tokens.
+    # Take tokens from all over the vocabulary: the first ones are often special tokens.
     text = text * (target.config.get_text_config().vocab_size // (len(text) + 1))
     texts = torch.stack((text, text.flip(0)))  # [2, T]
     starts = torch.tensor(LENGTHS, device=device)[:, None]

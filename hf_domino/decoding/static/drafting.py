@@ -1,4 +1,4 @@
-"""Drafting of fixed shape, whose backbone can be captured: the context is stored where graphs find it.
+"""Drafting with fixed shapes, so that the backbone can be captured: graphs find the context at a fixed address.
 
 Shapes: B sequences still generated, C new context positions, P proposals, W positions of a verification forward, H
 hidden size, L captured layers.
@@ -33,20 +33,20 @@ class StaticDraftSession(DraftSession):
         super().__init__(drafter, target, distribution, workspace)
         ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
         self._ends = workspace.hold("ends", ends)
-        # [B, C, L * H], hidden states that the next drafted block puts into the context.
+        # [B, C, L * H], hidden states that the next draft stores in the context.
         self._pending: torch.Tensor | None = None
 
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
-        """Store the prompts, which are of any length and no stage."""
+        """Store the context of the prompts. They can have any length, so this does not run as a stage."""
         if self.drafter.config.draft_window_size is not None:
             self.executor.context.begin_at(position_ids[:, 0].tolist())
         self.executor.context.announce(counts)
         self.backbone(position_ids[:, :0], self._joined(captured))
 
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
-        """Take the hidden states `[B, W, H]` of a verified block; the committed ones, the first, are valid."""
+        """Take the hidden states `[B, W, H]` of a verified block; only the first `counts` (committed) are valid."""
         self._store()
-        pending = self._joined(captured)  # a copy: the next verification writes over them
+        pending = self._joined(captured)  # a copy: the next verification overwrites the originals
         if self.executor.is_compiled:
             missing = max(self.drafter.config.num_draft_tokens + 1 - pending.shape[1], 0)
             pending = torch.nn.functional.pad(pending, (0, 0, 0, missing))
@@ -54,7 +54,7 @@ class StaticDraftSession(DraftSession):
         self.executor.context.announce(counts)
 
     def select(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only, which move into the first rows of the context."""
+        """Keep only these sequences, which move to the front of the context."""
         self.executor.context.select(rows)
         if self._pending is not None:
             self._pending = self._pending[list(rows)]
@@ -63,24 +63,24 @@ class StaticDraftSession(DraftSession):
         return torch.cat([states.to(self.drafter.device) for states in captured], dim=-1)
 
     def _store(self) -> None:
-        """Put hidden states that wait for a drafted block into the context now."""
+        """Store pending hidden states in the context now, before the next draft."""
         if self._pending is not None:
             with self.executor.timer.phase("draft"):
                 self.executor.run(self.store_context, self._pending)
 
     def store_context(self, pending: torch.Tensor) -> torch.Tensor:
-        """Store context features of pending hidden states, and draft nothing."""
+        """Store the context features of pending hidden states without drafting."""
         return self.backbone(pending.new_zeros(len(pending), 0, dtype=torch.long), pending)
 
     def context(self) -> ContextCache:
-        """A copy of all context observed so far."""
+        """Return a copy of all context observed so far."""
         self._store()
         return self.executor.context.to_dynamic()
 
-    def _draft(self, anchors: torch.Tensor, endings: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """Draft hidden states `[B, P, H]` behind the anchors `[B, 1]`; stores the new context."""
+    def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
+        """Compute draft hidden states `[B, P, H]` from the anchors `[B, 1]`, and store the new context."""
         pending = self._pending
-        if pending is None:  # stored already: as many positions as ever, none of them valid
+        if pending is None:  # already stored: pass the usual number of positions, none of them valid
             size = len(self.drafter.config.target_layer_ids) * self.drafter.config.hidden_size
             width = self.drafter.config.num_draft_tokens + 1
             shape = (len(anchors), width, size)
@@ -90,7 +90,7 @@ class StaticDraftSession(DraftSession):
         return self.executor.run(self.backbone, anchors, pending)
 
     def backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> torch.Tensor:
-        """Store context features of pending hidden states and draft behind the anchors: draft hidden states."""
+        """Store the context features of pending hidden states, and return draft hidden states from the anchors."""
         context = self.executor.context
         num_rows = len(pending)
         positions = context.starts[:num_rows, None] + torch.arange(pending.shape[1], device=self.drafter.device)

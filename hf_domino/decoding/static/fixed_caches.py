@@ -1,9 +1,9 @@
-"""Caches of fixed shape: the target's, and that of the drafter's context.
+"""Caches of fixed shape: the target's cache, and the cache of the drafter's context.
 
-A sequence of a batch has its positions in slots of their own number, from 0 on; left padding is not stored. What is
-valid is a length of each sequence on the device, not a shape. A forward writes behind it and never moves it, so that a
-block that is not accepted needs no rewinding, and a captured graph may be replayed at any length. Sequences that have
-ended leave: those that go on move into the first rows of the same buffers, and forwards read views of these.
+Position i of a sequence is stored in slot i; left padding is not stored. A length per sequence, a tensor on the device,
+says what is valid. A forward writes after the length but never moves it. So a rejected block needs no rewinding, and a
+captured graph can be replayed at any length. When sequences end, the remaining ones move to the front of the same
+buffers, and forwards read views of these.
 
 Shapes: B sequences of the buffers, N of a forward, A key/value heads, S capacity, C new context positions, Q block
 positions, D head width.
@@ -22,17 +22,17 @@ from hf_domino.decoding.caches import PLACEHOLDERS
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache
 
-# Sliding-window layers keep all positions here: one that keeps its window only cannot step back.
+# Here, sliding-window layers keep all positions: a layer that keeps only its window cannot be rewound.
 FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, *PLACEHOLDERS)
 
 
 def unfixable(cache: Any) -> str | None:
-    """Name of a kind of layer that has no fixed-shape counterpart here, of those of a static cache; None without."""
+    """Name a layer type of a static cache that has no fixed-shape counterpart here; None if all have one."""
     return next((type(layer).__name__ for layer in cache.layers if type(layer) not in FIXABLE_LAYERS), None)
 
 
 def places_of(starts: torch.Tensor, width: int, ring: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rows `[N, 1]` and slots `[N, C]` of C new positions behind a start of each row `[N]`, in a ring of so many."""
+    """Return rows `[N, 1]` and slots `[N, C]` of C new positions from each start `[N]` on, modulo `ring` if given."""
     slots = starts[:, None] + torch.arange(width, device=starts.device)
     if ring is not None:
         slots = slots % ring
@@ -40,12 +40,12 @@ def places_of(starts: torch.Tensor, width: int, ring: int | None = None) -> tupl
 
 
 def write(buffer: torch.Tensor, places: tuple[torch.Tensor, torch.Tensor], states: torch.Tensor) -> None:
-    """Write states `[N, A, C, D]` into a buffer `[B, A, S, D]`, at rows and slots of [`places_of`]."""
+    """Write states `[N, A, C, D]` into a buffer `[B, A, S, D]`, at the rows and slots from [`places_of`]."""
     buffer.transpose(1, 2).index_put_(places, states.transpose(1, 2))
 
 
 def compact(tensors: Sequence[torch.Tensor], rows: Sequence[int], dim: int = 0) -> None:
-    """Move these rows of tensors, in ascending order, into the first ones, in place."""
+    """Move these rows of tensors, given in ascending order, to the front, in place."""
     for target, source in enumerate(rows):
         if target != source:
             for tensor in tensors:
@@ -53,12 +53,12 @@ def compact(tensors: Sequence[torch.Tensor], rows: Sequence[int], dim: int = 0) 
 
 
 class FixedLayer(StaticLayer):
-    """A layer that writes behind lengths it shares with the others, and leaves the lengths alone.
+    """A layer that writes after lengths that it shares with the other layers, and never changes the lengths.
 
     Args:
         capacity (`int`): Positions (S).
         lengths (`torch.Tensor`): Valid positions of each sequence, `[B]` int64 on the layer's device.
-        first (`FixedLayer`, *optional*): The first layer, which works out where all write. Defaults to itself.
+        first (`FixedLayer`, *optional*): The first layer, which computes where all layers write. Defaults to itself.
     """
 
     def __init__(self, capacity: int, lengths: torch.Tensor, first: FixedLayer | None = None):
@@ -66,10 +66,10 @@ class FixedLayer(StaticLayer):
         self._lengths = lengths
         self._first = first
         self._places: tuple[torch.Tensor, torch.Tensor] | None = None
-        self.cumulative_length = lengths[0]  # what Transformers reads, of a single sequence
+        self.cumulative_length = lengths[0]  # Transformers reads this, for a single sequence
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate the buffers for all sequences, such that they can be written to in any autograd mode."""
+        """Allocate the buffers for all sequences so that they are writable in any autograd mode."""
         with torch.inference_mode(False):
             size = len(self._lengths), -1, -1, -1
             super().lazy_initialization(key_states[:1].expand(size), value_states[:1].expand(size))
@@ -77,7 +77,7 @@ class FixedLayer(StaticLayer):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write keys and values `[N, A, C, D]` behind the lengths; returns the buffers `[N, A, S, D]`."""
+        """Write keys and values `[N, A, C, D]` after the lengths; returns the buffers `[N, A, S, D]`."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         count = len(key_states)
@@ -87,7 +87,7 @@ class FixedLayer(StaticLayer):
         return self.keys[:count], self.values[:count]
 
     def _places_of_forward(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where a forward of so many sequences and new positions writes."""
+        """Compute where a forward with this many sequences and new positions writes."""
         if torch.compiler.is_compiling():
             return places_of(self._lengths[:count], width)
         if self._first is not None and self._first._places is not None:
@@ -100,14 +100,14 @@ class FixedLayer(StaticLayer):
         return places
 
     def crop(self, tokens_to_remove: int) -> None:
-        """Do nothing: what is behind the length is not read."""
+        """Do nothing: nothing after the length is read."""
 
 
 class FixedCache(Cache):
-    """The target's cache, all layers as long as the longest text.
+    """The target's cache, in which every layer has room for the longest text.
 
     Args:
-        like (`Cache`): A static cache of layers of `FIXABLE_LAYERS`, for their kinds.
+        like (`Cache`): A static cache whose layers are of `FIXABLE_LAYERS`; gives the type of each layer.
         capacity (`int`): Positions (S).
         device (`torch.device`): Where the target is.
         num_rows (`int`, *optional*, defaults to 1): Sequences (B).
@@ -127,38 +127,38 @@ class FixedCache(Cache):
                 layers.append(FixedLayer(capacity, self.lengths, first))
                 first = first or layers[-1]
         super().__init__(layers=layers)
-        self.is_batch = False  # whether the call has several sequences, whose masks Transformers cannot make
+        self.is_batch = False  # whether the call has several sequences; Transformers cannot make their masks
         self._carried: list[torch.Tensor] = []
 
     @property
     def is_compileable(self) -> bool:
-        """Whether Transformers makes masks of fixed shape for it."""
+        """Whether Transformers makes masks of fixed shape for this cache."""
         return not self.is_batch and all(layer.is_compileable for layer in self.layers)
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Make it empty. Zeros, so that nothing an earlier text left can spoil a weighted sum."""
+        """Empty the cache and zero it, so that nothing from an earlier text can spoil a weighted sum."""
         for tensor in (self.lengths, *self._states()):
             tensor.zero_()
 
     @torch.no_grad()
     def select(self, rows: Sequence[int]) -> None:
-        """Move these sequences, in ascending order, into the first rows."""
+        """Move these sequences, given in ascending order, to the front."""
         compact((self.lengths, *self._states()), rows)
 
     def begin_forward(self) -> None:
-        """Let a forward work out anew where it writes, also if its first layer is traced and keeps nothing."""
+        """Make the next forward compute again where it writes, even if its first layer is traced and stores nothing."""
         for layer in self.layers:
             layer._places = None
 
     def reserve(self, count: int) -> None:
-        """Make room to carry so many positions in."""
+        """Allocate room for [`~FixedCache.take`] to copy this many positions."""
         if not self._carried:
             with torch.inference_mode(False):
                 self._carried = [torch.empty_like(states[:, :, :count]) for states in self._states()]
 
     def take(self, path: torch.Tensor) -> None:
-        """Copy what stands at some places `[N, C]` behind the lengths; C is what there is room for."""
+        """Copy the states at places `[N, C]` after the lengths; C is the number of positions that were reserved."""
         count = len(path)
         slots = self.lengths[:count, None] + path
         rows = torch.arange(count, device=path.device)[:, None]
@@ -166,18 +166,18 @@ class FixedCache(Cache):
             carried[:count].transpose(1, 2).copy_(states.transpose(1, 2)[rows, slots])
 
     def put(self, path: torch.Tensor) -> None:
-        """Write what was taken right behind the lengths: apart from taking, so that each can be run again."""
+        """Write the copied states right after the lengths; separate from `take` so that each can be run again."""
         count = len(path)
         places = places_of(self.lengths[:count], path.shape[1])
         for states, carried in zip(self._states(), self._carried, strict=True):
             write(states, places, carried[:count])
 
     def _states(self) -> list[torch.Tensor]:
-        """Keys and values of all layers that have any."""
+        """Return the keys and values of all layers that have any."""
         return [states for layer in self.layers if layer.keys is not None for states in (layer.keys, layer.values)]
 
     def to_dynamic(self, config: Any) -> DynamicCache:
-        """A copy of the first sequence that grows, to go on from with the target of this configuration."""
+        """Copy the first sequence to a cache that grows, for a target with this configuration."""
         cache = DynamicCache(config=config)
         length = int(self.lengths[0])
         for index, layer in enumerate(self.layers):
@@ -187,7 +187,7 @@ class FixedCache(Cache):
 
 
 class QueryOffsets(torch.Tensor):
-    """One offset for each query. Transformers asks whether "the" offset is zero, to leave out a mask: it is not."""
+    """One offset per query, never equal to a number: Transformers would leave out the mask if "the" offset were 0."""
 
     def __eq__(self, other: object) -> Any:
         if isinstance(other, int):
@@ -198,14 +198,14 @@ class QueryOffsets(torch.Tensor):
 
 
 class FlatQueries(Cache):
-    """What masks of a batch are made with: all queries of all sequences stand in a row, each at its own position.
+    """Puts the queries of all sequences in one row, each at its own position, to make the masks of a batch.
 
-    Transformers' mask functions know one first position for all sequences, so they are asked about one sequence of
+    Transformers' mask functions assume that all sequences start at the same position, so they get a single sequence of
     `N * W` queries.
 
     Args:
-        cache ([`FixedCache`]): The target's.
-        positions (`torch.Tensor`): Of the queries, `[N, W]`.
+        cache ([`FixedCache`]): The target's cache.
+        positions (`torch.Tensor`): Positions of the queries, `[N, W]`.
     """
 
     def __init__(self, cache: FixedCache, positions: torch.Tensor):
@@ -218,18 +218,18 @@ class FlatQueries(Cache):
             self._offsets = offsets.as_subclass(QueryOffsets)
 
     def get_query_offset(self, layer_idx: int = 0) -> Any:
-        """The position of each query, less its place in the row, `[N * W]`."""
+        """Return the position of each query minus its index in the row, `[N * W]`."""
         return self._offsets
 
 
 class FixedContext:
-    """Keys and values of the context, as [`ContextCache`] keeps them, in buffers of fixed shape.
+    """Keeps the keys and values of the context in buffers of fixed shape; the counterpart of [`ContextCache`].
 
-    Slots are absolute positions, or with `draft_window_size` a ring of them, which has room for the window and for what
-    a round adds. The block stands behind the context's last slot, where no context comes.
+    Slots are absolute positions or, with `draft_window_size`, a ring that has room for the window and for what a round
+    adds. The block is written after the last slot, where no context is ever stored.
 
     Args:
-        drafter ([`DominoDraftModel`]): For the shapes of its context, and where that is.
+        drafter ([`DominoDraftModel`]): Gives the shapes of its context, and its device.
         capacity (`int`): Context positions (S).
         num_rows (`int`, *optional*, defaults to 1): Sequences (B).
     """
@@ -246,17 +246,17 @@ class FixedContext:
         with torch.inference_mode(False):
             self._keys, self._values = (torch.zeros(size, dtype=drafter.dtype, device=device) for _ in range(2))
             self.starts, self.lengths = (torch.zeros(num_rows, dtype=torch.long, device=device) for _ in range(2))
-        self._host_lengths: list[int] = []  # of the sequences that are still generated
-        self._count = num_rows  # sequences of the forward at hand (N)
+        self._host_lengths: list[int] = []  # for the sequences that are still generated
+        self._count = num_rows  # sequences of the current forward (N)
 
-    first = 0  # slot that the context begins with
+    first = 0  # slot at which the context begins
 
     def begin_at(self, positions: Sequence[int]) -> None:
-        """The first context of each sequence stands at these positions: what is before them was left out."""
+        """Start the context of each sequence at these positions, because earlier ones were left out."""
         self._host_lengths = list(positions)
 
     def announce(self, counts: Sequence[int]) -> None:
-        """The next new context of each sequence starts behind all there is, and its first positions are valid."""
+        """Announce new context: it follows the context of each sequence, and its first `counts` positions are valid."""
         before = self._host_lengths or [0] * len(counts)
         self._host_lengths = [length + count for length, count in zip(before, counts, strict=True)]
         for tensor, values in ((self.starts, before), (self.lengths, self._host_lengths)):
@@ -264,13 +264,13 @@ class FixedContext:
 
     @torch.no_grad()
     def select(self, rows: Sequence[int]) -> None:
-        """Move these sequences, in ascending order, into the first rows."""
+        """Move these sequences, given in ascending order, to the front."""
         self._host_lengths = [self._host_lengths[row] for row in rows]
         compact((self.starts, self.lengths), rows)
         compact((self._keys, self._values), rows, dim=1)
 
     def begin(self, batch_size: int, num_positions: int, counts: Any) -> torch.Tensor:
-        """Which slots a block may look at, `[N, S]` bool."""
+        """Return which slots a block may attend to, `[N, S]` bool."""
         self._count = batch_size
         lengths = self.lengths[:batch_size, None]
         if self._window is None:
@@ -278,31 +278,31 @@ class FixedContext:
         return self._ages() < lengths.clamp_max(self._window)
 
     def _ages(self) -> torch.Tensor:
-        """How many positions of its sequence come behind the one in a slot of the ring, `[N, S]`."""
+        """Return how many later positions of its sequence follow the one in each slot of the ring, `[N, S]`."""
         slots = torch.arange(self.capacity, device=self.lengths.device)
         return (self.lengths[: self._count, None] - 1 - slots) % self.capacity
 
     def positions(self, slots: range, device: torch.device) -> torch.Tensor:
-        """The positions that stand in all slots, `[1, S]`, or `[N, S]` of a ring."""
+        """Return the positions in all slots: `[1, S]`, or `[N, S]` for a ring."""
         if self._window is None:
             return torch.arange(slots.start, slots.stop, device=device)[None]
         return (self.lengths[: self._count, None] - 1 - self._ages()).to(device)
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
-        """Its lengths `[N]` and all slots: shapes do not depend on the lengths; see [`ContextCache.window`]."""
+        """Return lengths `[N]` and all slots, as shapes must not depend on lengths; see [`ContextCache.window`]."""
         return self.lengths[: self._count], range(self.capacity)
 
     def join(
         self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new context and, behind the last slot, the block; see [`ContextCache.join`].
+        """Store the new context and, after the last slot, the block; see [`ContextCache.join`].
 
         Args:
-            layer_index (`int`): Which drafter layer.
-            keys (`torch.Tensor`): New context, then the block, `[N, A, C + Q, D]`.
-            values (`torch.Tensor`): Likewise.
+            layer_index (`int`): Index of the drafter layer.
+            keys (`torch.Tensor`): Keys of the new context, then of the block, `[N, A, C + Q, D]`.
+            values (`torch.Tensor`): Values in the same order and shape.
             length (`int`): Block positions (Q).
-            first (`int`, *optional*, defaults to 0): Slot to begin with.
+            first (`int`, *optional*, defaults to 0): Slot to start at.
 
         Returns:
             `tuple[torch.Tensor, torch.Tensor]`: Keys and values `[N, A, S + Q, D]`.
@@ -319,17 +319,17 @@ class FixedContext:
         return results[0], results[1]
 
     def advance(self) -> None:
-        """Do nothing: [`~FixedContext.announce`] has moved the lengths."""
+        """Do nothing: [`~FixedContext.announce`] has already moved the lengths."""
 
     @torch.no_grad()
     def clear(self) -> None:
-        """Make it empty."""
+        """Empty the context."""
         self._host_lengths = []
         for tensor in (self._keys, self._values, self.starts, self.lengths):
             tensor.zero_()
 
     def to_dynamic(self) -> ContextCache:
-        """A copy of the first sequence that grows."""
+        """Copy the first sequence to a context that grows."""
         copy = ContextCache(len(self._keys), self._window)
         length = self._host_lengths[0]
         first = 0 if self._window is None else max(length - self._window, 0)
@@ -342,8 +342,8 @@ class FixedContext:
 
 
 def set_first(tensor: torch.Tensor, values: Sequence[int]) -> None:
-    """Set the first numbers of a tensor on the device, without waiting for it."""
-    if len(values) == 1:  # a fill copies nothing from the host
+    """Set the first elements of a tensor on the device without synchronising."""
+    if len(values) == 1:  # a fill needs no copy from the host
         tensor[:1].fill_(values[0])
     else:
         tensor[: len(values)].copy_(torch.tensor(values), non_blocking=True)

@@ -1,15 +1,16 @@
-"""Stages of a round as CUDA graphs: captured once, then launched as one. They may have been compiled before.
+"""Stages of a round as CUDA graphs: each is captured once and then launched as a whole. Some are compiled first.
 
-A stage is a function of tensors whose shapes never change. What else it reads or writes (weights, caches) keeps its
-address, and it can be run again without harm: it writes only where nothing is valid yet. Without a GPU a stage is
-simply called.
+A stage is a function of tensors whose shapes never change. Everything else that it reads or writes (weights, caches)
+keeps its address. A stage can be run again without harm, because it writes only where nothing is valid yet. Without a
+GPU, a stage is simply called.
 
-The stages of many small kernels, the verification forward and the backbone, are compiled where Transformers compiles
-plain generation: for calls that ask for `cache_implementation="static"` on a GPU, or give a `compile_config`. Then
-blocks and batches are filled up, so that each of the two is compiled once, and a graph captures what was compiled.
-Each is compiled from a code object of its own: dynamo keeps what it traced, and counts how often, by code object. So
-widths do not use up each other's limit, and what was traced goes with the workspace, before which a hook or an adapter
-would not be seen.
+The stages with many small kernels, the verification forward and the backbone, are compiled when Transformers compiles
+plain generation: in calls with `cache_implementation="static"` that run on a GPU or pass a `compile_config`. Blocks and
+batches are then padded so that each of the two stages is compiled only once, and a graph captures the compiled code.
+
+Each stage is compiled from a code object of its own, because dynamo stores and counts traces per code object. So the
+traces of different widths do not use up a common limit, and they are dropped with the workspace. A trace that lived
+longer would miss a hook or an adapter that was added later.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from transformers.utils import logging
 
 logger = logging.get_logger(__name__)
 
-WARM_UPS = 2  # runs before a capture: libraries pick their kernels and allocate their workspaces
-MAX_GRAPHS = MAX_COMPILED = 64  # of one workspace; calls that vary a sampling parameter would add some each
-COMPILED = ("target_forward", "backbone")  # the correction cannot be traced, and acceptance is a few kernels
-# Graphs are captured here, and never inside one another.
+WARM_UPS = 2  # runs before a capture, in which libraries pick their kernels and allocate their workspaces
+MAX_GRAPHS = MAX_COMPILED = 64  # per workspace; every new value of a sampling parameter adds some
+COMPILED = ("target_forward", "backbone")  # the correction cannot be traced, and acceptance is only a few kernels
+# This module captures the graphs, so inductor must not: captures cannot be nested.
 MODES = {"default": None, "reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
-MAKES_GRAPHS = "triton.cudagraphs"  # an option of inductor
+MAKES_GRAPHS = "triton.cudagraphs"  # the option with which inductor captures graphs
 
-Stage = Callable[..., Any]  # of tensors; gives tensors, or something that holds some
+Stage = Callable[..., Any]  # takes tensors; returns tensors, or an object that holds some
 _using_graphs: ContextVar[bool] = ContextVar("using_graphs", default=True)
 
 
 @contextmanager
 def without_graphs() -> Iterator[None]:
-    """Launch every stage kernel by kernel inside the `with` block, also where graphs are there."""
+    """Launch every stage kernel by kernel inside the `with` block, even if its graph exists."""
     token = _using_graphs.set(False)
     try:
         yield
@@ -50,22 +51,22 @@ def without_graphs() -> Iterator[None]:
 
 
 def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[str, Any] | None:
-    """Arguments of `torch.compile` for a call's stages; None where it asks for nothing, or gets nothing.
+    """Return the arguments of `torch.compile` for a call's stages; None if they are not to be compiled.
 
-    As in Transformers, a static cache alone asks for it on a GPU.
+    As in Transformers, a static cache on a GPU is enough to compile.
 
     Args:
         target (`PreTrainedModel`): The target.
         config (`GenerationConfig`): The merged configuration of the call.
 
     Raises:
-        RuntimeError: torch's, for a backend, a mode or options it does not know.
+        RuntimeError: If torch does not know the backend, the mode or an option.
     """
     is_static = config.cache_implementation == "static"
-    asked = config.compile_config
-    if asked is None and is_static and target.device.type == "cuda":
-        asked = CompileConfig()
-    if asked is None or config.disable_compile:
+    compile_config = config.compile_config
+    if compile_config is None and is_static and target.device.type == "cuda":
+        compile_config = CompileConfig()
+    if compile_config is None or config.disable_compile:
         return None
     if not is_static:
         logger.warning_once(
@@ -80,32 +81,34 @@ def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[s
         )
         return None
     options = {
-        "backend": asked.backend,
-        "fullgraph": asked.fullgraph,
+        "backend": compile_config.backend,
+        "fullgraph": compile_config.fullgraph,
         "dynamic": False,  # no shape of a stage changes
-        "mode": MODES.get(asked.mode, asked.mode),
-        "options": {name: value for name, value in sorted((asked.options or {}).items()) if name != MAKES_GRAPHS}
+        "mode": MODES.get(compile_config.mode, compile_config.mode),
+        "options": {
+            name: value for name, value in sorted((compile_config.options or {}).items()) if name != MAKES_GRAPHS
+        }
         or None,
     }
-    _compiled(options)  # refused before any forward, if at all
+    _compiled(options)  # raises an error now, not in the middle of a forward
     return options
 
 
 def _compiled(options: dict[str, Any]) -> Stage:
-    """A compiled function that runs a stage on inputs; it has traced nothing yet."""
+    """Return a compiled function that runs a stage on inputs; nothing is traced yet."""
     return torch.compile(FunctionType(_run.__code__.replace(), globals()), **options)
 
 
 def _run(stage: Stage, *inputs: torch.Tensor) -> Any:
-    """Run the traced stage: the stage is an argument, so that nothing that is kept holds a model."""
+    """Run a stage. It is an argument, not part of a closure, so that cached code keeps no model alive."""
     return stage(*inputs)
 
 
 class StageGraphs:
-    """Runs stages, on a CUDA device each as a graph that is captured at its first use.
+    """Runs stages; on a CUDA device, each of them as a graph that is captured at its first use.
 
-    All graphs share one memory pool: they run one after the other. What a stage returned is overwritten by its next
-    run. A capture synchronises and takes a while; replays do neither.
+    All graphs share one memory pool, because they run one after the other. The next run of a stage overwrites what it
+    returned. A capture synchronises and takes a while; a replay does neither.
 
     Args:
         device (`torch.device`): Where the stages run.
@@ -118,8 +121,8 @@ class StageGraphs:
             self.enabled = device.type == "cuda"
         else:
             self.enabled = enabled
-        self.options: dict[str, Any] | None = None  # to compile the stages of the call at hand with
-        # By key, and by the shapes and dtypes of inputs; None where that has failed.
+        self.options: dict[str, Any] | None = None  # of `torch.compile`, for the current call
+        # By a stage's key and the shapes and dtypes of its inputs; None if it failed before.
         self._compiled: dict[Hashable, Stage | None] = {}
         self._graphs: dict[Hashable, StageGraph | None] = {}
         self._pool: Any = None
@@ -128,55 +131,55 @@ class StageGraphs:
         """Run a stage.
 
         Args:
-            key (`Hashable`): Its name and whatever its launches depend on beside the inputs' shapes. A stage with a
-                known key is not called again: its graph is replayed.
+            key (`Hashable`): The stage's name, and whatever else its launches depend on besides the inputs' shapes. If
+                a graph exists for this key, it is replayed and the stage is not called.
             stage (`Callable`): Takes and returns tensors.
-            inputs (`torch.Tensor`): Copied to where the graph reads them.
+            inputs (`torch.Tensor`): Copied to the buffers that the graph reads.
 
         Returns:
             What the stage returns; valid until its next run.
         """
         name = str(key[0] if isinstance(key, tuple) else key)
-        found = (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
+        graph_key = (key, *((tensor.shape, tensor.dtype) for tensor in inputs))
         if self.options is not None and name in COMPILED:
-            asked = (*found, repr(self.options))
-            if asked not in self._compiled:
+            compile_key = (*graph_key, repr(self.options))
+            if compile_key not in self._compiled:
                 if len(self._compiled) >= MAX_COMPILED:
                     self._compiled.clear()
-                self._compiled[asked] = _compiled(self.options)
-            if (compiled := self._compiled[asked]) is not None:
-                # Two tensors of one shape may differ in the stride of an axis of length 1, which would be traced anew.
+                self._compiled[compile_key] = _compiled(self.options)
+            if (compiled := self._compiled[compile_key]) is not None:
+                # Tensors of one shape can differ in the stride of an axis of length 1, which would need a new trace.
                 alike = tuple(tensor.reshape(-1).view(tensor.shape) for tensor in inputs)
                 try:
-                    return self._run(name, asked, partial(compiled, stage), alike)
-                except Exception as error:  # if it is the stage's own, the stage raises it once more
-                    self._compiled[asked] = None
-                    # Which backend failed is in the first line, and why in the second.
+                    return self._run(name, compile_key, partial(compiled, stage), alike)
+                except Exception as error:  # if it is the stage's own error, the stage raises it again
+                    self._compiled[compile_key] = None
+                    # The first line says which backend failed, the second one says why.
                     reason = " ".join(str(error).split("\n")[:2]).strip() or type(error).__name__
                     logger.warning("hf_domino runs the stage %r without compiling it, as that failed: %s", name, reason)
-        return self._run(name, found, stage, inputs)
+        return self._run(name, graph_key, stage, inputs)
 
-    def _run(self, name: str, found: Hashable, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> Any:
-        """Replay the stage's graph, captured where there is none; call it where nothing is captured."""
+    def _run(self, name: str, graph_key: Hashable, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> Any:
+        """Replay the stage's graph, after capturing it if needed; call the stage if it has no graph."""
         if not (self.enabled and _using_graphs.get()):
             return stage(*inputs)
-        if found not in self._graphs:
+        if graph_key not in self._graphs:
             if len(self._graphs) >= MAX_GRAPHS:
                 self.clear()
-            self._graphs[found] = self._try_capture(name, stage, inputs)
-        graph = self._graphs[found]
+            self._graphs[graph_key] = self._try_capture(name, stage, inputs)
+        graph = self._graphs[graph_key]
         if graph is None:
             return stage(*inputs)
         return graph.replay(inputs)
 
     def _try_capture(self, name: str, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> StageGraph | None:
-        """A graph, or None with a warning where the model's own code synchronises: that stage is launched as ever."""
+        """Capture a graph; if the model's own code synchronises, warn and return None, and the stage is just called."""
         try:
             # Buffers made in inference mode could not be written to outside of it.
             with torch.inference_mode(False), torch.no_grad():
                 return self.capture(stage, inputs)
         except RuntimeError as error:
-            if isinstance(stage, partial):  # what was compiled: there is another to try
+            if isinstance(stage, partial):  # a compiled stage: the caller tries it again without compiling
                 raise
             reason = str(error).partition("\n")[0]
             logger.warning(
@@ -192,11 +195,11 @@ class StageGraphs:
     def capture(self, stage: Stage, inputs: tuple[torch.Tensor, ...]) -> StageGraph:
         """Capture a stage.
 
-        The random state is left as it was before the warm-ups, so that draws are those of a run without graphs.
+        The random state is restored after the warm-ups, so that later draws are the same as without graphs.
 
         Args:
             stage (`Callable`): Takes and returns tensors.
-            inputs (`tuple[torch.Tensor]`): Of the shapes it will be replayed with.
+            inputs (`tuple[torch.Tensor]`): Inputs with the shapes that all replays will have.
         """
         buffers = tuple(tensor.clone() for tensor in inputs)
         with torch.cuda.device(self.device):
@@ -210,11 +213,11 @@ class StageGraphs:
             finally:
                 torch.cuda.current_stream().wait_stream(stream)
                 torch.cuda.set_rng_state(random_state)
-            # The workspace of a product lies in the graphs' pool if it is made in a capture. Transformers' own compiled
-            # generation frees all others, to which a graph would then write.
+            # Make the capture allocate new cuBLAS workspaces in the graphs' pool. Transformers' own compiled generation
+            # frees all workspaces outside of it, and a graph that uses one would then write to freed memory.
             torch._C._cuda_clearCublasWorkspaces()
             graph = torch.cuda.CUDAGraph()
-            # Other threads may launch and allocate meanwhile.
+            # "thread_local", because other threads may launch kernels and allocate memory meanwhile.
             with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
                 outputs = stage(*buffers)
         self._pool = self._pool or graph.pool()
@@ -226,9 +229,9 @@ class StageGraph:
     """A captured stage.
 
     Args:
-        graph (`torch.cuda.CUDAGraph`): Its launches.
-        inputs (`tuple[torch.Tensor]`): Where it reads its inputs.
-        outputs (`Any`): Where it leaves what it returns.
+        graph (`torch.cuda.CUDAGraph`): The captured launches.
+        inputs (`tuple[torch.Tensor]`): Buffers from which the graph reads its inputs.
+        outputs (`Any`): What the stage returned; every replay overwrites its tensors.
     """
 
     graph: Any
@@ -236,7 +239,7 @@ class StageGraph:
     outputs: Any
 
     def replay(self, inputs: tuple[torch.Tensor, ...]) -> Any:
-        """Run it on new inputs of the same shapes."""
+        """Run the stage on new inputs of the same shapes."""
         for buffer, tensor in zip(self.inputs, inputs, strict=True):
             buffer.copy_(tensor)
         self.graph.replay()

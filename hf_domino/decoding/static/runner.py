@@ -1,6 +1,6 @@
 """The target's side of a round of fixed shape, whose forward can be captured.
 
-The target's cache never grows: a round moves its lengths and nothing else.
+The target's cache never grows: a round only moves its lengths.
 
 Shapes: B sequences still generated, T prompt positions, P proposals, W positions of a verification forward, V
 vocabulary.
@@ -29,7 +29,7 @@ from hf_domino.target.view import Captured, TargetModel
 
 
 class StaticRunner(TargetRunner):
-    """Runs the target on a cache of fixed shape; a round moves the cache's length and nothing else."""
+    """Runs the target on a cache of fixed shape; a round only moves the cache's lengths."""
 
     _executor: Workspace
 
@@ -39,29 +39,29 @@ class StaticRunner(TargetRunner):
         drafter: DominoDraftModel,
         model_kwargs: dict[str, Any],
         workspace: Workspace,
-        is_returned: bool,  # whether the caller gets the cache: then it is a copy that grows
+        is_returned: bool,  # whether the caller gets a cache, which is a copy that grows
     ):
         super().__init__(target, model_kwargs | {CACHE: workspace.cache}, workspace)
         self._is_returned = is_returned
         self._most = drafter.config.num_draft_tokens
-        self._filled: list[int] = []  # slots of each sequence, as the device of the cache knows them
+        self._host_lengths: list[int] = []  # slots that each sequence fills: the host's copy of the cache's lengths
         self._next_positions: list[int] = []
-        self._prompt_mask: torch.Tensor | None = None  # of a batch
-        self._tensors: dict[str, torch.Tensor] = {}  # what every verification forward reads beside its block
+        self._prompt_mask: torch.Tensor | None = None  # only for a batch
+        self._tensors: dict[str, torch.Tensor] = {}  # what every verification forward reads besides its block
         self._options: dict[str, Any] = {}
         self._key: Hashable = None
 
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
     ) -> tuple[torch.Tensor, Captured]:
-        """Process the prompts `[B, T]`; of a batch, without their padding.
+        """Process the prompts `[B, T]`; in a batch, their left padding is removed.
 
         Returns:
-            `tuple`: Logits `[B, 1, V]` of the next tokens, and captured hidden states. Those of a batch begin with each
-            prompt's first token, and what stands behind a prompt's last one is nothing.
+            `tuple`: Logits `[B, 1, V]` of the next tokens, and captured hidden states. In a batch, the states of each
+            prompt start with its first token, and those after its last token are meaningless.
         """
         self._device = input_ids.device
-        self._filled = [0] * len(input_ids)
+        self._host_lengths = [0] * len(input_ids)
         if len(input_ids) == 1:
             return super().prefill(input_ids, chunk_size, mask_length)
         self._executor.cache.is_batch = True
@@ -75,7 +75,7 @@ class StaticRunner(TargetRunner):
             mask = torch.ones(len(input_ids), width, dtype=torch.long, device=self._device)
         mask = (mask != 0).long()
         lengths = mask.sum(dim=1).tolist()
-        order = mask.int().argsort(dim=1, descending=True, stable=True)  # each prompt's first token comes first
+        order = mask.int().argsort(dim=1, descending=True, stable=True)  # moves each prompt's first token to the front
         kwargs = dict(self.kwargs) | {"attention_mask": None}
         for name in PER_POSITION[1:]:
             if (values := kwargs.get(name)) is not None:
@@ -93,7 +93,7 @@ class StaticRunner(TargetRunner):
     def _forward_prompts(
         self, input_ids: torch.Tensor, kwargs: dict[str, Any], ends: torch.Tensor
     ) -> tuple[torch.Tensor, Captured]:
-        """The forward over prompts that begin in the first column: logits at their ends `[B]`."""
+        """Run the forward over prompts that start in the first column; returns logits at their last tokens `ends`."""
         inputs = self.model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **kwargs)
         kept, places = torch.unique(ends, return_inverse=True)
         if "logits_to_keep" in inputs:
@@ -108,32 +108,32 @@ class StaticRunner(TargetRunner):
         return along(columns[:, None], outputs.logits), self.target.captured(outputs)
 
     def prompt_mask(self, length: int) -> torch.Tensor | None:
-        """Which of the prompts' hidden states are of a token, `[B, length]`."""
+        """Return which of the prompts' hidden states belong to a token, `[B, length]`."""
         if self._prompt_mask is None:
             return self.mask(length)
         return self._prompt_mask
 
     def begin(self, rows: Sequence[int]) -> None:
-        """Put what all rounds read where graphs find it."""
+        """Put everything that all rounds read where graphs find it."""
         hold = self._executor.hold
         device = self._device
-        given = self.mask(self._filled[0])  # before the arguments go on
-        # A prompt's states are not held for the call.
+        given = self.mask(self._host_lengths[0])  # before `_advanced` extends it
+        # The prompt's outputs are freed afterwards, rather than held for the whole call.
         kwargs = self._advanced(self.kwargs, 1)
         self.outputs = None
-        ends = torch.tensor(self._filled, device=device)[:, None]
+        ends = torch.tensor(self._host_lengths, device=device)[:, None]
         self._tensors = {}
         if self._prompt_mask is None:
             mask = torch.ones(1, self._executor.capacity, dtype=torch.long, device=device)
             if given is not None:
-                mask[:, : self._filled[0]] = given
+                mask[:, : self._host_lengths[0]] = given
             self._tensors["attention_mask"] = hold("attention_mask", mask)
-        self._next_positions = list(self._filled)
+        self._next_positions = list(self._host_lengths)
         if (positions := kwargs.get("position_ids")) is not None:
-            last = positions[..., -1:].expand(*positions.shape[:-2], len(self._filled), 1)
+            last = positions[..., -1:].expand(*positions.shape[:-2], len(self._host_lengths), 1)
             self._tensors["position_ids"] = self._hold_rows("position_ids", last - ends)
-            self._next_positions = last.reshape(-1, len(self._filled)).amax(dim=0).tolist()
-        for name in PER_POSITION[2:]:  # types, alike for all new tokens
+            self._next_positions = last.reshape(-1, len(self._host_lengths)).amax(dim=0).tolist()
+        for name in PER_POSITION[2:]:  # token types, which are the same for all new tokens
             if (types := kwargs.get(name)) is not None:
                 self._tensors[name] = self._hold_rows(name, types[..., -1:])
         taken = (*PER_POSITION, CACHE, "inputs_embeds", *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
@@ -147,21 +147,21 @@ class StaticRunner(TargetRunner):
         self._select(rows)
 
     def _hold_rows(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """Keep a number of each sequence `[..., B, 1]` where graphs find it, for as many as there are buffers for."""
+        """Keep one number per sequence `[..., B, 1]` where graphs find it, padded to as many as the buffers hold."""
         missing = self._executor.num_rows - values.shape[-2]
         return self._executor.hold(name, torch.nn.functional.pad(values, (0, 0, 0, missing)))
 
     def _select(self, rows: Sequence[int]) -> None:
-        """Go on with these sequences, which move into the first rows of all buffers."""
-        if not rows or len(rows) == len(self._filled):
+        """Keep only these sequences, which move to the front of all buffers."""
+        if not rows or len(rows) == len(self._host_lengths):
             return
         self._executor.cache.select(rows)
-        # Those that only fill up a power of two stay where every target has positions.
+        # Padding sequences stay at position 0, which every target has.
         self._executor.cache.lengths[len(rows) :].zero_()
         for name, values in self._tensors.items():
             if name != "attention_mask":
                 compact([values], rows, dim=values.dim() - 2)
-        self._filled = [self._filled[row] for row in rows]
+        self._host_lengths = [self._host_lengths[row] for row in rows]
         self._next_positions = [self._next_positions[row] for row in rows]
 
     def next_position(self) -> int:
@@ -169,18 +169,18 @@ class StaticRunner(TargetRunner):
         return max(self._next_positions)
 
     def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
-        """Verify as [`TargetRunner.forward_block`] does; a chain is filled up to one of a few widths (W)."""
+        """Verify as [`TargetRunner.forward_block`] does; a chain is padded to one of a few widths (W)."""
         num_checked = proposed.num_nodes + 1
         block = torch.cat((anchors, proposed.tokens), dim=1)
         forward: Callable[..., tuple[torch.Tensor, Captured]] = self.target_forward
         if proposed.parents is None:
-            if self._executor.is_compiled:  # one width; it reads the same weights
+            if self._executor.is_compiled:  # a single width; wider blocks read the same weights
                 width = 1 + max(proposed.num_nodes, self._most)
             else:
                 width = 1 + fitting_length(proposed.num_nodes, self._most)
             limit = self.target.position_limit
             if limit is not None and self.next_position() + width > limit:
-                width = num_checked  # what only fills up has no positions left
+                width = num_checked  # there are no positions left for padding
                 forward = self.forward_near_limit
             inputs: tuple[torch.Tensor, ...] = (torch.nn.functional.pad(block, (0, width - num_checked)),)
         else:
@@ -191,13 +191,16 @@ class StaticRunner(TargetRunner):
         return logits[:, :num_checked], captured
 
     def forward_near_limit(self, block: torch.Tensor) -> tuple[torch.Tensor, Captured]:
-        """The forward over a block of any width, none of which is compiled: few blocks are that near to the end."""
+        """Run the forward over a block of any width, uncompiled, because few blocks are this close to the limit."""
         return self.target_forward(block)
 
     def target_forward(
         self, block: torch.Tensor, depths: torch.Tensor | None = None, sees: torch.Tensor | None = None
     ) -> tuple[torch.Tensor, Captured]:
-        """The forward over the block `[B, W]`: logits and captured hidden states. Writes behind the cache's lengths."""
+        """Run the forward over the block `[B, W]`; returns logits and captured hidden states.
+
+        The forward writes after the cache's lengths.
+        """
         num_rows, width = block.shape
         lengths = self.cache.lengths[:num_rows, None]
         kwargs = dict(self._options)
@@ -222,7 +225,7 @@ class StaticRunner(TargetRunner):
         return outputs.logits[:, -width:], self.target.captured(outputs)
 
     def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
-        """Move what was accepted of a tree to the front of its block; see [`TargetRunner.follow`]."""
+        """Move the accepted path of a tree to the front of its block; see [`TargetRunner.follow`]."""
         if path is None:
             return captured
         path = torch.nn.functional.pad(path.to(self._device), (0, self._most + 1 - path.shape[1]))
@@ -233,28 +236,28 @@ class StaticRunner(TargetRunner):
         return tuple(along(path, states) for states in captured)
 
     def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
-        """Move the cache's lengths behind the committed tokens; no forward reads what is behind them."""
+        """Move the cache's lengths past the committed tokens; no forward reads anything after the lengths."""
         pairs = zip(self._next_positions, counts, strict=True)
         self._next_positions = [position + count for position, count in pairs]
-        self._move_to([length + count for length, count in zip(self._filled, counts, strict=True)])
+        self._move_to([length + count for length, count in zip(self._host_lengths, counts, strict=True)])
         self._select(rows)
 
     def end(self, batch_size: int) -> None:
-        """Leave a cache that the caller can go on from, if it gets one."""
+        """Leave a cache that the caller can continue from, if the caller gets one."""
         if not self._is_returned:
             return
         config = self.model.config.get_text_config(decoder=True)
         if batch_size == 1:
             self.kwargs[CACHE] = self._executor.cache.to_dynamic(config)
-        else:  # an empty one, as that of a batch that grows
+        else:  # empty, like the cache that a growing batch leaves
             self.kwargs[CACHE] = DynamicCache(config=config)
 
     def _forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Captured]:
-        """A forward over one prompt, or part of it."""
+        """Run a forward over one prompt, or a part of it."""
         logits, captured = super()._forward(*args, **kwargs)
-        self._move_to([self._filled[0] + captured[0].shape[1]])
+        self._move_to([self._host_lengths[0] + captured[0].shape[1]])
         return logits, captured
 
     def _move_to(self, lengths: list[int]) -> None:
-        self._filled = lengths
+        self._host_lengths = lengths
         set_first(self._executor.cache.lengths, lengths)

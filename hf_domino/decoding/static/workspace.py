@@ -1,11 +1,11 @@
 """Workspaces: the fixed-shape buffers and captured graphs of a target and a drafter, kept from one call to the next.
 
-A workspace is the executor of rounds of fixed shape. Functions run on a power of two of sequences, so that few shapes
-are captured while the sequences of a batch end one by one.
+A workspace is the executor of rounds of fixed shape. It pads the number of sequences to a power of two, so that only a
+few shapes are captured while the sequences of a batch end one by one.
 
-Capturing takes seconds, so a call takes the workspace an earlier one has left, if its text fits, and gives it back when
-it is done. A call has its workspace for itself: calls in several threads each make their own, and the last one back
-stays. It is dropped with the target or the drafter, and not taken again where weights have moved since.
+Capturing takes seconds, so a call takes the workspace that an earlier call left, if its text fits, and gives it back at
+the end. Calls never share a workspace: calls in several threads each make their own, and the last one given back is
+kept. It is dropped together with the target or the drafter, and is not taken again after weights have moved.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from hf_domino.decoding.verification import Verification
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.view import TargetModel, has_hooks
 
-CAPACITY_STEP = 64  # capacities are multiples of it: texts of nearly the same length share graphs
-LEAST_CAPACITY = 512  # on a GPU, where a shorter one saves no time
+CAPACITY_STEP = 64  # capacities are multiples of it, so that texts of nearly the same length share graphs
+LEAST_CAPACITY = 512  # on a GPU, where less saves no time
 
-# What layers with PEFT adapters go by beside weights: which of them, whether these are merged, and how much of each.
+# What a layer with PEFT adapters depends on besides weights: the active and merged adapters, and their scaling.
 OF_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
 register_pytree_node(
@@ -54,17 +54,17 @@ _idle: weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary[Domi
 
 
 class Workspace(Executor):
-    """Buffers and graphs for one call at a time: captures the functions of a round, where the device can.
+    """Buffers and graphs for one call at a time; captures the functions of a round if the device supports it.
 
-    Holds no module: the graphs know where the weights are, and nothing keeps the models alive.
+    A workspace does not keep the models alive: graphs hold the addresses of weights, but no modules.
 
     Args:
-        like (`Cache`): A static cache, for the kinds of the target's layers.
-        drafter ([`DominoDraftModel`]): For the shapes of its context.
+        like (`Cache`): A static cache, which gives the types of the target's layers.
+        drafter ([`DominoDraftModel`]): Gives the shapes of its context.
         capacity (`int`): Positions of both caches.
         num_rows (`int`): Sequences of both caches, a power of two.
         device (`torch.device`): Where the target is.
-        state (`Hashable`): What the graphs depend on beside shapes; see `_state`.
+        state (`Hashable`): What the graphs depend on besides shapes; see `_state`.
     """
 
     def __init__(
@@ -83,16 +83,16 @@ class Workspace(Executor):
         self.state = state
         self.cache = FixedCache(like, capacity, device, num_rows)
         self.context = FixedContext(drafter, capacity, num_rows)
-        # A graph is of one device.
+        # A graph belongs to one device, so nothing is captured if target and drafter are on different ones.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
-        self.least_rows = 1  # sequences that functions run on at least, so that one size of a batch is compiled
+        self.min_batch_size = 1  # functions run on at least this many, so that only one batch size is compiled
         self._held: dict[str, torch.Tensor] = {}
 
     is_fixed = True
 
     @property
     def is_compiled(self) -> bool:
-        """Whether stages of the call at hand are compiled: blocks and batches are filled up to one size then."""
+        """Whether stages of the current call are compiled; blocks and batches are then padded to one size."""
         return self.graphs.options is not None
 
     def clear(self) -> None:
@@ -102,23 +102,24 @@ class Workspace(Executor):
         self.context.clear()
 
     def run(self, function: Callable[..., Any], *inputs: Any, key: Hashable = ()) -> Any:
-        """Run a function on inputs of the sequences still generated, filled up to a power of two of sequences.
+        """Run a function on the sequences that are still generated, padded to a power of two of sequences.
 
-        A captured function reads nothing back and has one shape. One that uses a distribution that reads values back,
-        or asks a caller's function, is called as it is.
+        A captured function has fixed shapes and reads nothing back to the host. So a function is called directly if its
+        distribution reads values back or calls a function of the caller.
 
         Args:
             function (`Callable`): Takes and returns tensors whose first dimension is that of sequences.
-            inputs: Tensors of B sequences each. What fills them up is computed and not looked at: it reads and writes
-                rows of the buffers whose sequences have ended. Whatever else is among them is part of what a captured
-                function goes by: prefixes are packed into one tensor, a distribution goes by its key.
-            key (`Hashable`, *optional*): What else its launches depend on.
+            inputs: Tensors of B sequences each; prefixes, which are packed into one tensor; a distribution, which is
+                identified by its key; and other hashable values, which become part of the captured function's key.
+                Padding sequences read and write rows of the buffers whose sequences have ended, and their results are
+                ignored.
+            key (`Hashable`, *optional*): What else the function's launches depend on.
 
         Returns:
-            What the function returns of the B sequences; valid until its next run.
+            What the function returns for the B sequences; valid until its next run.
         """
-        if all(isinstance(each, torch.Tensor) for each in inputs):  # which can be compiled
-            return self._run_bucket((function.__name__, key), function, list(inputs))
+        if all(isinstance(each, torch.Tensor) for each in inputs):  # such a function can be compiled
+            return self._run_padded((function.__name__, key), function, list(inputs))
         leaves, form = tree_flatten(inputs)
         distribution = next((leaf for leaf in leaves if isinstance(leaf, TokenDistribution)), None)
         key_of_distribution = None if distribution is None else distribution.key
@@ -138,31 +139,32 @@ class Workspace(Executor):
 
         def of_tensors(*tensors: torch.Tensor) -> Any:
             given = iter(tensors)
-            filled = [_filled(leaf, given, reads_text) for leaf in leaves]
+            filled = [_rebuild_input(leaf, given, reads_text) for leaf in leaves]
             return function(*tree_unflatten(filled, form))
 
-        return self._run_bucket(tuple(keys), of_tensors, tensors)
+        return self._run_padded(tuple(keys), of_tensors, tensors)
 
-    def _run_bucket(self, key: Hashable, function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
-        """Run a function of tensors, with the first sequence in place of those that are missing to a power of two."""
+    def _run_padded(self, key: Hashable, function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
+        """Run a function of tensors, padded to a power of two of sequences with copies of the first one."""
         num_rows = len(tensors[0])
-        missing = bucket_of(max(num_rows, self.least_rows)) - num_rows
+        missing = bucket_of(max(num_rows, self.min_batch_size)) - num_rows
         if missing:
             tensors = [torch.cat((tensor, tensor[:1].expand(missing, *tensor.shape[1:]))) for tensor in tensors]
         found = self.graphs(key, function, *tensors)
-        # Also where none is missing: a tree keeps what it has worked out, and the next run writes over its tensors.
+        # Rebuild the result even without padding: a tree caches what it derives from its tensors, which the next run
+        # overwrites.
         return tree_map_only(torch.Tensor, lambda tensor: tensor[:num_rows], found)
 
     def hold(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """Keep what is fixed for a text where graphs find it; returns the tensor of that address.
+        """Copy what is fixed for a text to where graphs find it; returns the tensor at that address.
 
         Args:
-            name (`str`): Whatever names it.
-            values (`torch.Tensor`): Copied. Of another shape than before, all graphs are captured anew.
+            name (`str`): Any name that identifies it.
+            values (`torch.Tensor`): What to copy. If its shape or dtype differs from before, all graphs are dropped.
         """
         held = self._held.get(name)
         if held is None or held.shape != values.shape or held.dtype != values.dtype:
-            if held is not None:  # graphs have its address
+            if held is not None:  # graphs use its address
                 self.graphs.clear()
             with torch.inference_mode(False):
                 held = self._held[name] = torch.empty(values.shape, dtype=values.dtype, device=values.device)
@@ -170,17 +172,17 @@ class Workspace(Executor):
         return held
 
     def hold_on_device(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """Keep values likewise, beside the target."""
+        """Copy values like [`~Workspace.hold`], to the target's device."""
         return self.hold(name, values.to(self.device))
 
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
-        """Leave the workspace to the next call, which a call that was broken off does not do."""
+        """Leave the workspace to the next call; an interrupted call does not do this."""
         with _lock:
             _idle.setdefault(target, weakref.WeakKeyDictionary())[drafter] = self
 
 
-def _filled(leaf: Any, tensors: Iterator[torch.Tensor], reads_text: bool) -> Any:
-    """An input of a captured function, its tensor or text the next of these."""
+def _rebuild_input(leaf: Any, tensors: Iterator[torch.Tensor], reads_text: bool) -> Any:
+    """Rebuild one input of a captured function, taking tensors and prefixes from the next of `tensors`."""
     if isinstance(leaf, torch.Tensor):
         return next(tensors)
     if isinstance(leaf, Prefixes):
@@ -198,14 +200,14 @@ def take_workspace(
     num_rows: int,
     device: torch.device,
 ) -> Workspace:
-    """A cleared workspace for texts of at most `num_positions`, an earlier call's if it fits.
+    """Return a cleared workspace for texts of at most `num_positions`, an earlier call's if it fits.
 
     Args:
         target (`PreTrainedModel`): The target.
         drafter ([`DominoDraftModel`]): The drafter.
         like (`Cache`): The static cache that `generate` has prepared.
-        num_positions (`int`): Positions wanted, those of a last rejected block included.
-        num_rows (`int`): Sequences wanted.
+        num_positions (`int`): Positions needed, including those of a last rejected block.
+        num_rows (`int`): Sequences needed.
         device (`torch.device`): Where the target is.
     """
     state = _state(target, drafter)
@@ -213,7 +215,7 @@ def take_workspace(
         found = _idle.get(target, {}).pop(drafter, None)
     fits = found is not None and (found.state, found.device) == (state, device)
     if found is None or not fits or found.capacity < num_positions or found.num_rows < num_rows:
-        del found  # its memory is free before the new one's is wanted
+        del found  # frees its memory before the new one is allocated
         capacity = capacity_for(num_positions, device)
         if device.type == "cuda":
             logger.info(
@@ -226,10 +228,10 @@ def take_workspace(
 
 
 def capacity_for(num_positions: int, device: torch.device) -> int:
-    """Positions to make room for: on a GPU few different numbers, so that later calls find what they need.
+    """Round up the number of positions, on a GPU to few different numbers, so that later calls can reuse workspaces.
 
     Args:
-        num_positions (`int`): Positions that a call wants.
+        num_positions (`int`): Positions that a call needs.
         device (`torch.device`): Where the target is.
 
     Example:
@@ -244,17 +246,17 @@ def capacity_for(num_positions: int, device: torch.device) -> int:
     step = CAPACITY_STEP
     if device.type == "cuda":
         num_positions = max(num_positions, LEAST_CAPACITY)
-        step = max(step, 1 << ((num_positions - 1).bit_length() - 3))  # an eighth to a quarter of it
+        step = max(step, 1 << ((num_positions - 1).bit_length() - 3))  # an eighth to a quarter of `num_positions`
     return -(-num_positions // step) * step
 
 
 def bucket_of(num_rows: int) -> int:
-    """The power of two of sequences that so many are filled up to."""
+    """Round the number of sequences up to a power of two."""
     return 1 << (num_rows - 1).bit_length()
 
 
 def release_workspaces() -> None:
-    """Free buffers, graphs and compiled stages that calls with `cache_implementation="static"` have left for the next.
+    """Free the buffers, graphs and compiled stages that calls with `cache_implementation="static"` left for later ones.
 
     Example:
     ```python
@@ -268,15 +270,15 @@ def release_workspaces() -> None:
 
 
 def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
-    """Everything a captured graph has read but contents of tensors: addresses, and options of both models."""
+    """Collect what a captured graph depends on, except tensors' contents: addresses, and options of both models."""
     config = drafter.config
     found: list[Any] = [config.to_json_string(use_diff=False), drafter.vocabulary.prepare(TargetModel(target))]
     for model in (target, drafter):
         found += [model.training, getattr(model.config, "_attn_implementation", None)]
-        todo: list[nn.Module] = [model]  # in one walk: `modules()` and `parameters()` make four
+        todo: list[nn.Module] = [model]  # walks once; `modules()` and `parameters()` would walk four times
         while todo:
             part = todo.pop()
-            todo.extend(child for child in part._modules.values() if child is not None)  # an empty one is false
+            todo.extend(child for child in part._modules.values() if child is not None)  # an empty module is falsy
             for tensor in (*part._parameters.values(), *part._buffers.values()):
                 if tensor is not None:
                     found.append((tensor.data_ptr(), tensor.dtype, tensor.requires_grad))
@@ -288,7 +290,7 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
 
 
 def _hooks(module: nn.Module) -> list[int]:
-    """Ids of a module's hooks, which are part of what was captured or traced; no two hooks have the same."""
+    """Return ids of a module's hooks, which are part of what was captured or traced; ids are never reused."""
     found = (*module._forward_pre_hooks.items(), *module._forward_hooks.items())
-    # Transformers' own come with the first forward that returns hidden states, the prompt's.
+    # Leave out Transformers' own hooks: the first forward that returns hidden states adds them.
     return [key for key, hook in found if getattr(hook, "__module__", None) != output_capturing.__name__]

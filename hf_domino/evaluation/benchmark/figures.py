@@ -1,4 +1,4 @@
-"""Draw the speed and the acceptance of every method as pictures, from results alone."""
+"""Draw pictures of the speed and the acceptance of every method from results."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hf_domino.evaluation.benchmark.summary import summarize
 
 
 def check_matplotlib() -> None:
-    """Raise an error if the package that draws is not installed."""
+    """Raise a `ValueError` if matplotlib is not installed."""
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
@@ -38,7 +38,7 @@ def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def _draw_speed(axes: Any, summaries: dict[str, Any]) -> None:
-    """Draw a bar per method, with the first on top and a line at plain generation's speed."""
+    """Draw a bar for each method, the first one on top, and a line at the speed of plain generation."""
     bars = axes.barh(list(summaries), [one.speed_up for one in summaries.values()])
     axes.bar_label(bars, fmt="%.2f x", padding=4)
     axes.axvline(1, color="black", linestyle="--", linewidth=0.8)
@@ -48,7 +48,7 @@ def _draw_speed(axes: Any, summaries: dict[str, Any]) -> None:
 
 
 def _draw_acceptance(axes: Any, summaries: dict[str, Any]) -> None:
-    """Draw a line per method: the share of rounds that accepted each position."""
+    """Draw a line for each method: the share of rounds that accepted each position."""
     for label, one in summaries.items():
         if one.acceptance_rate_at:
             axes.plot(range(1, len(one.acceptance_rate_at) + 1), one.acceptance_rate_at, marker="o", label=label)

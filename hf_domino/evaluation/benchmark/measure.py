@@ -1,4 +1,4 @@
-"""Measure all methods on a batch of prompts, in turn, so that a slow minute of the machine hits all of them alike.
+"""Measure all methods on a batch of prompts, in turn, so that a slow minute of the machine affects all of them alike.
 
 Shapes: B batch, N new tokens.
 """
@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from hf_domino._common.verdict import load_per_core
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.data.writers import cut_at_end
+from hf_domino.evaluation.benchmark.divergences import find_divergences
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PEAK_MEMORY, BenchOptions
-from hf_domino.evaluation.benchmark.partings import find_divergences
 from hf_domino.evaluation.benchmark.prompts import inputs_of, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
@@ -32,13 +32,14 @@ WARM_UP_TOKENS = 32
 
 
 class Bench:
-    """Measure batch after batch with the same methods, of which plain generation is one."""
+    """Measures one batch after the other with the same methods, one of which is plain generation."""
 
     def __init__(self, pair: Pair, methods: Mapping[str, Arguments], options: BenchOptions):
         self.pair = pair
         self.methods = methods
         self.options = options
-        # A drafter that learns while it drafts must not know a text from an earlier run, so it starts empty each time.
+        # A drafter that learns while it drafts must not know a text from an earlier run, so every run starts with its
+        # initial state.
         self._empty = [
             (drafter, deepcopy(drafter.state_dict()))
             for drafter in map(drafter_in, methods.values())
@@ -69,7 +70,7 @@ class Bench:
             for method in self.methods:
                 self._empty_tables()
                 torch.manual_seed(seed)
-                # Timing phases costs two readings of the clock on a CPU; on a GPU its events have a run of their own.
+                # On a CPU, timing the phases only reads a clock. On a GPU, it needs events, so it has a separate run.
                 timer = nullcontext() if inputs["input_ids"].is_cuda else timed_phases()
                 with timer:
                     tokens, taken = generate_timed(self.pair.target, inputs, **self._call(method, mode))
@@ -108,7 +109,7 @@ class Bench:
             drafter.load_state_dict(state)
 
     def _speed(self, tokens: torch.Tensor, seconds: list[float]) -> Row:
-        ends = ends_of(self.pair.target.generation_config)
+        ends = eos_ids_of(self.pair.target.generation_config)
         texts = [cut_at_end(text, ends).ids for text in tokens.tolist()]
         count = sum(map(len, texts))
         median = statistics.median(seconds)
@@ -121,7 +122,7 @@ class Bench:
         }
 
     def _columns(self, inputs: Any, call: Arguments) -> Row:
-        """Return the further columns that were asked for, each from runs of its own."""
+        """Measure the additional columns of the options, each in separate runs."""
         target = self.pair.target
         found: Row = {}
         if FIRST_TOKEN in self.options.columns:
@@ -135,7 +136,7 @@ class Bench:
         return found
 
     def _rounds(self, inputs: Any, call: Arguments) -> Row:
-        """Return acceptance and the time in a round, from another run if the last timed run did not record them."""
+        """Return the acceptance and the time of a round, from another run if the last timed run did not record them."""
         milliseconds = None
         drafter = drafter_in(call)
         if drafter is not None:

@@ -1,4 +1,4 @@
-"""Choose the methods of a benchmark, each by the arguments that it adds to a call of `generate`."""
+"""Choose the methods of a benchmark; a method is a set of arguments that it adds to a call of `generate`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.evaluation.benchmark.options import LOOKUP, TRANSFORMERS_OWN, WITH_LOOKUP, BenchOptions
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.pair import Pair
@@ -15,8 +15,8 @@ Arguments = dict[str, Any]
 
 
 def choose_methods(pair: Pair, options: BenchOptions) -> tuple[dict[str, Arguments], dict[str, str]]:
-    """Return the arguments of each method, plain generation first, and why other methods cannot be measured."""
-    # A single Domino drafter has methods of its own. Other drafters are compared, and come last.
+    """Return the arguments of each method, plain generation first, and the reasons why others cannot be measured."""
+    # A single Domino drafter is measured by several methods. All other drafters are one method each, and come last.
     is_alone = [drafter.config.projector_type for drafter in pair.drafters.values()] == ["domino"]
     compared = {} if is_alone else dict(pair.drafters)
     found = {name: _arguments(name, pair, options) for name in options.wanted(compares=bool(compared))}
@@ -44,7 +44,7 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
         wanted, got = (model.config.get_text_config(decoder=True).vocab_size for model in (pair.target, pair.assistant))
         if wanted != got:
             remedy = "Take a smaller model of the same family."
-            raise refusal("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
+            raise invalid_argument("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
         return {"assistant_model": pair.assistant}
     arguments: Arguments = {}
     if name in (LOOKUP, WITH_LOOKUP):
@@ -53,7 +53,7 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
         return arguments
     method = pair.drafter.config.title
     if method != "Domino":
-        return f"the drafter is of another kind: {method}"
+        return f"the drafter's method is {method}"
     if name == "domino":
         view = pair.drafter.view(draft_length="full", draft_tree_size=None)
     else:
@@ -62,7 +62,7 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
 
 
 def _mtp(target: Any) -> Arguments | str:
-    """Return the arguments for Transformers' use of MTP layers, which it reads from the target's files at each call."""
+    """Return the arguments with which Transformers uses MTP layers; it reads them from the target's files each time."""
     if not getattr(target.config.get_text_config(decoder=True), "num_mtp_layers", None):
         return "the target has no such layers"
     call: Arguments = {"use_mtp": True}
@@ -74,7 +74,7 @@ def _mtp(target: Any) -> Arguments | str:
 
 
 def drafter_in(arguments: Arguments) -> DominoDraftModel | None:
-    """Return our drafter that a method runs, or None."""
+    """Return the drafter of hf_domino that a method runs, or None."""
     drafter = arguments.get("assistant_model")
     if isinstance(drafter, DominoDraftModel):
         return drafter

@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED, PROMPT_FIELDS
 from hf_domino._common.options import option
-from hf_domino._common.refusal import refusal
 
-# Name -> label in Markdown, in the order of tables. To compare another method, add it here and to `methods`.
+# Name -> label in Markdown, in the order of tables. To compare another method, add it here and to `methods.py`.
 METHODS = {
     "plain": "plain `generate`",
     "lean": "plain, lean loop",
@@ -32,17 +32,18 @@ LOOKUP = "prompt_lookup"
 WITH_LOOKUP = "domino_lookup"
 DEFAULT = (BASELINE, LOOKUP, "domino_adaptive", WITH_LOOKUP)
 ALL = "all"
-# Transformers' own assistants decode one sequence at a time, and sample other texts than plain generation.
+# Transformers' own assistants decode one sequence at a time, and with sampling, their texts differ from those of plain
+# generation.
 TRANSFORMERS_OWN = (LOOKUP, "assistant", "early_exit", "mtp", "native_dflash")
-# The other methods occur in results that were published before.
+# Methods that you can measure; the others occur only in results that were published before.
 MEASURABLE = (BASELINE, LOOKUP, "recycling", "assistant", "mtp", "domino", "domino_adaptive", WITH_LOOKUP)
 
-# Field of a result -> head of its column. Both take further runs, so they are measured only if asked for.
+# Field of a result -> heading of its column. Both need additional runs, so they are measured only on request.
 FIRST_TOKEN = "time_to_first_token"
 PEAK_MEMORY = "peak_memory"
 COLUMNS = {FIRST_TOKEN: "ms to first token", PEAK_MEMORY: "peak GiB"}
 
-BUNDLED_PROMPTS = "bundled"  # in results: prompts of the bundled pair, where the target has none
+BUNDLED_PROMPTS = "bundled"  # value in results if the bundled pair's prompts were used, because the target has none
 
 # Groups of flags.
 MODELS = "models"
@@ -63,11 +64,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """Methods, texts and models of [`benchmark`], and the file of its results."""
+    """Models, methods and texts of [`benchmark`], and the file for its results."""
 
     target: str | None = None
-    drafter: tuple[str, ...] = ()  # several drafters of any method are compared
-    dtype: str | None = None  # by default, `pair.choose_dtype` chooses
+    drafter: tuple[str, ...] = ()  # if there are several, of any method, they are compared
+    dtype: str | None = None  # `pair.choose_dtype` chooses the default
     device: str = "cpu"
     assistant: str | None = option(
         None, "a small model with the same vocabulary as the target, to compare with", group=MODELS
@@ -115,25 +116,29 @@ class BenchOptions:
         for name in AT_LEAST_ONE:
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise refusal(f"--{name.replace('_', '-')}", "at least 1", value, "Leave it out for its default.")
+                raise invalid_argument(
+                    f"--{name.replace('_', '-')}", "at least 1", value, "Leave it out for its default."
+                )
         if not 0 <= self.temperature < math.inf:
-            raise refusal("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
+            raise invalid_argument("--temperature", "at least 0 and finite", self.temperature, "0 is greedy only.")
         if not 0 <= self.seed <= MOST_SEED:
-            raise refusal("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
+            raise invalid_argument("--seed", f"in [0, {MOST_SEED}]", self.seed, "Choose another.")
         for name in self.columns:
             if name not in COLUMNS:
-                raise refusal("--columns", f"some of {', '.join(COLUMNS)}", name, "Separate them by commas.")
+                raise invalid_argument("--columns", f"some of {', '.join(COLUMNS)}", name, "Separate them by commas.")
             if name == PEAK_MEMORY and not self.device.startswith("cuda"):
-                raise refusal("--columns", "without peak_memory on this device", self.device, "Use --device cuda.")
+                raise invalid_argument(
+                    "--columns", "without peak_memory on this device", self.device, "Use --device cuda."
+                )
         for name in self.methods or ():
             if name not in MEASURABLE and self.methods != (ALL,):
-                raise refusal("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")
+                raise invalid_argument("--methods", f"{ALL} or some of {', '.join(MEASURABLE)}", name, "See --help.")
             if name == "assistant" and self.assistant is None:
                 remedy = "Give it, or leave assistant out."
-                raise refusal("--methods assistant", "given with --assistant", "none", remedy)
+                raise invalid_argument("--methods assistant", "given with --assistant", "none", remedy)
 
     def wanted(self, compares: bool) -> list[str]:
-        """Return the methods to measure in the order of tables; with `compares`, drafters are methods by themselves."""
+        """Return the methods to measure in the order of tables; with `compares`, each drafter is a method by itself."""
         default = (LOOKUP,) if compares else (*DEFAULT, "assistant")
         names = self.methods or default
         possible = [name for name in MEASURABLE if name != "assistant" or self.assistant]
@@ -141,5 +146,5 @@ class BenchOptions:
 
     @property
     def needs_drafter(self) -> bool:
-        """Return whether a method is named that runs the pair's drafter."""
+        """Return whether the methods that were named include one that runs the pair's drafter."""
         return any(name.startswith("domino") for name in self.methods or ())

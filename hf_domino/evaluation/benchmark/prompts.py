@@ -1,4 +1,4 @@
-"""Encode the prompts of a benchmark: texts, or conversations if the tokenizer has a chat template."""
+"""Encode the prompts of a benchmark: plain texts, or conversations if the tokenizer has a chat template."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def encode(tokenizer: Any, batch: Sequence[dict[str, Any]]) -> Any:
 
 
 def inputs_of(pair: Pair, batch: Sequence[dict[str, Any]]) -> Any:
-    """Return what `generate` takes for a batch: its token ids and attention mask, where the target is."""
+    """Return the token ids and the attention mask of a batch, on the target's device."""
     return encode(pair.tokenizer, batch).to(pair.target.device)
 
 
 def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> Any:
-    """Return token ids and attention mask `[T]` of one prompt; `variables` are those of the chat template."""
+    """Return token ids and attention mask `[T]` of one prompt; `variables` go to the chat template."""
     if "messages" not in prompt:
         ids = encode_text(prompt["text"], tokenizer, goes_on=True)
         return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -35,7 +35,7 @@ def encode_one(tokenizer: Any, prompt: Mapping[str, Any], **variables: Any) -> A
 
 
 def source(prompt: dict[str, Any]) -> list[Any]:
-    """Return the name of a prompt in a result: module, offset and hash."""
+    """Return what identifies a prompt in a result: module, offset and hash."""
     if "messages" in prompt:
         text = json.dumps(prompt["messages"])
     else:

@@ -1,4 +1,4 @@
-"""Render the published tables from measured results, so that no figure is typed by hand."""
+"""Render the published tables from measured results, so that no number is typed by hand."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ def label(method: str) -> str:
 
 
 def modes_of(rows: Sequence[Row]) -> dict[str, str]:
-    """Return the modes that were measured, each with its name in tables."""
+    """Return the modes that were measured, and the name of each in tables."""
     return {"greedy": "greedy"} | {
         row["mode"]: f"T = {row['temperature']}" for row in rows_of(rows, BASELINE, "sample")
     }
 
 
 def methods_of(rows: Sequence[Row]) -> list[str]:
-    """Return the methods that were measured, in the order of `METHODS`, followed by others."""
+    """Return the methods that were measured: those of `METHODS` in its order, then the others."""
     found = {row["method"]: None for row in measured(rows)}
     return list({method: None for method in METHODS if method in found} | found)
 
@@ -62,7 +62,7 @@ def results_table(rows: Sequence[Row]) -> str:
 
 
 def speeds_table(rows: Sequence[Row], modes: Mapping[str, str]) -> str:
-    """Render tokens a second, speed-ups and acceptance length of every method in these modes as Markdown."""
+    """Render tokens per second, speed-up and acceptance length of every method in these modes as Markdown."""
     asked = [column for column in COLUMNS if any(column in row for row in rows)]
     columns = ["tokens/s", "speed-up", "acceptance length", *(COLUMNS[column] for column in asked)]
     heads = [f"{name}, {what}" for name in modes.values() for what in columns]
@@ -87,7 +87,7 @@ def acceptance_of(summary: Summary) -> str:
 
 
 def comparisons(rows: Sequence[Row]) -> list[str]:
-    """Compare every further drafter with the first, or trees with chains, in a sentence for each mode."""
+    """Compare every other drafter with the first one, or trees with chains, in one sentence for each mode."""
     drafters = [method for method in methods_of(rows) if method not in METHODS]
     pairs = [(other, drafters[0]) for other in drafters[1:]]
     said = []
@@ -103,7 +103,7 @@ def comparisons(rows: Sequence[Row]) -> list[str]:
 
 
 def conclusion(rows: Sequence[Row]) -> str:
-    """Say in one sentence whether the fastest drafter beats greedy plain generation; empty if there was none."""
+    """Say in one sentence whether the fastest drafter beats plain greedy generation; empty if nothing else was run."""
     others = [method for method in methods_of(rows) if method != BASELINE]
     speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
     if not speed_ups:
@@ -127,18 +127,18 @@ def conclusion(rows: Sequence[Row]) -> str:
 
 
 def number(value: float | None, unit: str = "", scale: float = 1.0) -> str:
-    """Return a figure in a table, which is empty for None."""
+    """Format a number for a table; None gives an empty cell."""
     return "" if value is None else f"{value * scale:.2f}{unit}"
 
 
 def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Return a table whose first column names its lines."""
+    """Return a table whose first column holds the names of its lines."""
     lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)]) + "\n"
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Describe in one paragraph the machine, the texts, the number of equal outputs, and what was not measured."""
+    """Describe the machine, the texts, the number of equal outputs, and what was not measured, in one paragraph."""
     first = measured(rows)[0]
     plain = rows_of(rows, BASELINE, "greedy")
     sources = [source for row in plain for source in row["sources"]]
@@ -167,7 +167,7 @@ def caption(rows: Sequence[Row]) -> str:
 
 
 def _equality(rows: Sequence[Row]) -> str:
-    """Count the outputs that equal those of plain generation, greedy and sampled."""
+    """Report how many greedy and sampled outputs equal those of plain generation."""
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
     kept, lost = ([row for row in sampled if keeps_seed(row["method"]) is keeps] for keeps in (True, False))
@@ -200,7 +200,7 @@ def _divergences(rows: Sequence[Row]) -> str:
 
 
 def _notes(rows: Sequence[Row]) -> str:
-    """Report whether the text loops, and which methods were not measured."""
+    """Report how repetitive the text is, and which methods were not measured."""
     ratios = [f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()]
     notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."
     summaries = [summarize(rows, method, mode) for method in methods_of(rows) for mode in modes_of(rows)]

@@ -1,7 +1,7 @@
-"""Write and read the JSONL file of results, which grows by a batch at a time, so that a run can be resumed.
+"""Write and read the JSONL file of results, which grows by one batch at a time, so that a run can be resumed.
 
-A result (a row of the file) is that of one prompt, or one batch of prompts, under one method and one mode, with where
-and how it was measured. A result with `skipped` says instead why a method was not measured.
+A result is a line of the file. It holds the measurements of one prompt, or one batch of prompts, with one method in one
+mode, and says where and how they were made. A result with `skipped` says why a method was not measured.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.provenance import provenance
-from hf_domino._common.refusal import refusal
 from hf_domino.evaluation.benchmark.options import BenchOptions
 from hf_domino.evaluation.benchmark.prompts import source
 from hf_domino.pair import Pair
@@ -23,11 +23,11 @@ from hf_domino.target.identity import commit_of
 Row = dict[str, Any]
 OF_OPTIONS = ("batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size", "dtype", "seed")
 RENAMED_PHASES = {"rollout": "correction"}
-DATED = "date"  # may differ between the results of one run that was resumed
+DATED = "date"  # can differ between the results of a run that was resumed
 
 
 def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
-    """Return the fields that every result of a run carries, such as the commits of models from the Hub."""
+    """Return the fields that all results of a run share, such as the commits of models from the Hub."""
     assistant = None
     if options.assistant is not None:
         assistant = Path(options.assistant).name
@@ -47,9 +47,11 @@ def origin_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> Row:
 
 
 def read_rows(path: Path, mend: bool = False) -> list[Row]:
-    """Read results from a JSONL file; `mend` leaves out a last line that was interrupted while it was written."""
+    """Read results from a JSONL file; with `mend`, leave out a last line that was not written completely."""
     if not path.is_file():
-        raise refusal("results", "a JSONL file", str(path), f"Measure with `hf-domino bench --results {path}`.")
+        raise invalid_argument(
+            "results", "a JSONL file", str(path), f"Measure with `hf-domino bench --results {path}`."
+        )
     rows: list[Row] = []
     lines = list(filter(bytes.strip, path.read_bytes().splitlines()))
     for number, line in enumerate(lines, start=1):
@@ -57,13 +59,13 @@ def read_rows(path: Path, mend: bool = False) -> list[Row]:
             row = json.loads(line)
             row["method"]
         except (ValueError, TypeError, KeyError) as error:  # not JSON or text, not an object, or another object
-            if mend and rows and number == len(lines):  # otherwise it is another file
+            if mend and rows and number == len(lines):  # anywhere else, it is not a file of results
                 break
             raise ValueError(
                 f"{path}, line {number}: expected a JSON object with a method. A run that was broken off is "
                 "finished by its own command."
             ) from error
-        if phases := row.get("ms_per_round"):  # results of earlier versions have another word for a phase
+        if phases := row.get("ms_per_round"):  # results of earlier versions use another name for a phase
             row["ms_per_round"] = {RENAMED_PHASES.get(name, name): value for name, value in phases.items()}
         rows.append(row)
     return rows
@@ -75,7 +77,11 @@ def measured(rows: Iterable[Row]) -> list[Row]:
 
 
 def finished(path: Path, origin: Row, batches: Mapping[Any, Any], temperature: float) -> list[Row]:
-    """Read the results of finished batches from an earlier run, which must have measured the same in the same way."""
+    """Read the results of finished batches from an earlier run.
+
+    Raises:
+        ValueError: If the earlier run used other options, models, prompts or versions.
+    """
     if not path.is_file():
         return []
     found: dict[Any, list[Row]] = {}  # by mode and prompt
@@ -92,12 +98,12 @@ def finished(path: Path, origin: Row, batches: Mapping[Any, Any], temperature: f
                 if name == "sources":
                     name = f"sources of {mode} batch {prompt}"
                 there = f"as in {path}, {row.get(name)!r}"
-                raise refusal(name, there, value, "Write to another --results, or give --overwrite.")
+                raise invalid_argument(name, there, value, "Write to another --results, or give --overwrite.")
         found.setdefault(batch, []).append(row)
     return [row for rows in found.values() if len(rows) == len(origin["methods"]) for row in rows]
 
 
 def to_lines(rows: Iterable[Row]) -> str:
-    """Return results as lines of JSON, with floats of six digits, which is more than a clock can tell."""
+    """Return results as lines of JSON, with floats of six digits, which is more precise than any clock."""
     short = json.loads(json.dumps(list(rows)), parse_float=lambda digits: float(f"{float(digits):.6g}"))
     return "".join(json.dumps(row, separators=(",", ":")) + "\n" for row in short)

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tqdm.auto import tqdm
 
-from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import check_writable, write_whole
+from hf_domino._common.atomic_writes import check_writable, write_atomic
+from hf_domino._common.errors import invalid_argument
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
 from hf_domino.evaluation.benchmark.options import ALL, BUNDLED_PROMPTS, BenchOptions, keeps_seed
@@ -23,12 +23,12 @@ EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of p
 
 
 def benchmark(options: BenchOptions) -> list[Row]:
-    """Measure the methods that the options ask for, and return a result for each prompt and method.
+    """Measure the methods that the options ask for, and return a result for each batch of prompts, method and mode.
 
-    Results are written a batch at a time, and results of the same run that are there already are kept.
+    Results are written one batch at a time. Results of the same run that the file already has are kept.
     """
     if options.results.is_dir():
-        raise refusal("--results", "a file", str(options.results), "Name one in it, such as results.jsonl.")
+        raise invalid_argument("--results", "a file", str(options.results), "Name one in it, such as results.jsonl.")
     check_writable(options.results.parent, "the folder of --results")
     dtype = choose_dtype(options.dtype, options.device, options.target)
     options = replace(options, dtype=str(dtype).removeprefix("torch."))
@@ -59,7 +59,7 @@ def benchmark(options: BenchOptions) -> list[Row]:
     if not options.overwrite:
         kept = finished(options.results, origin, todo, options.temperature)
     rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
-    write_whole(options.results, to_lines(rows))
+    write_atomic(options.results, to_lines(rows))
     for done in {(row["mode"], row["prompt"]) for row in kept}:
         del todo[done]
     names = ", ".join(map(plain_label, methods))
@@ -75,7 +75,7 @@ def benchmark(options: BenchOptions) -> list[Row]:
 
 
 def prompts_of(pair: Pair, given: Path | None) -> tuple[Path, str]:
-    """Return the file of prompts and whose they are: given ones, or else the target's, or else the bundled pair's."""
+    """Return the file of prompts and its origin: the given file, else the target's own, else the bundled pair's."""
     own = pair.folder / PROMPTS
     if given:
         return given, "given"
@@ -88,7 +88,7 @@ def prompts_of(pair: Pair, given: Path | None) -> tuple[Path, str]:
 
 
 def report_differences(rows: Sequence[Row]) -> bool:
-    """Print which outputs differ from those of plain generation; return whether any differs in fp32 without a tie."""
+    """Print which outputs differ from those of plain generation; return whether one in fp32 differs without a tie."""
     different = [row for row in measured(rows) if row["equals_plain"] is False]
     wrong = [row for row in different if row["mode"] == "greedy" or keeps_seed(row["method"])]
     for mode, method in dict.fromkeys((row["mode"], row["method"]) for row in wrong):
@@ -100,14 +100,14 @@ def report_differences(rows: Sequence[Row]) -> bool:
         choice = "greedy" if mode == "greedy" else "sampled"
         print(
             f"DIFFERENT: {choice} output of {label(method)} is not plain generate's for {len(found)} {what}(s), first "
-            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them part at a tie.",
+            f"{what} {min(row['prompt'] for row in found)}; {sum(map(are_ties, found))} of them diverge at a tie.",
             file=sys.stderr,
         )
     if not wrong or wrong[0]["dtype"] == EXACT_DTYPE:
         return not all(map(are_ties, wrong))
     print(
-        f"In {wrong[0]['dtype']} a block and single tokens round differently, and an argmax flips where two logits are "
-        f"nearly equal. Whether it is that: --dtype {EXACT_DTYPE}.",
+        f"In {wrong[0]['dtype']} blocks and single tokens round differently, so the likelier of two tokens with nearly "
+        f"equal logits can change. Run with --dtype {EXACT_DTYPE} to see whether that is the reason.",
         file=sys.stderr,
     )
     return False

@@ -17,16 +17,16 @@ from hf_domino.evaluation.check.estimate import estimate_mean
 
 @dataclass(frozen=True)
 class Summary:
-    """The summary of one method in one mode; fields are None or empty if there are no rounds or no data."""
+    """The summary of one method in one mode; fields without data are None or empty."""
 
     tokens_per_second: float  # median over prompts
-    quartiles: tuple[float, float]  # of tokens/s over all prompts and repeats
+    quartiles: tuple[float, float]  # tokens per second over all prompts and repeats
     speed_up: float  # over plain generation
     acceptance_length: float | None  # mean over all rounds that drafted
     tokens_per_forward: float | None  # mean over all rounds, including prompt lookup and plain decode steps
     acceptance_rate_at: list[float]  # share of the drafted rounds that accepted proposal k
     ms_per_round: dict[str, float]  # mean of each phase
-    distinct_4gram: float  # mean over prompts of the share of 4-grams that are new
+    distinct_4gram: float  # mean over prompts of the share of 4-grams that did not occur before in the text
     num_equal: int  # prompts whose tokens equal plain generation's
     num_prompts: int
     time_to_first_token: float | None = None  # median over prompts, in seconds
@@ -67,24 +67,24 @@ def _over(rows: Sequence[Row], field: str, summary: Callable[[list[float]], floa
 
 
 def speed_ups_of(rows: Sequence[Row], method: str, other: str, mode: str) -> list[float]:
-    """Return the speed-up of one method over another on each prompt on which both were measured."""
+    """Return the speed-up of one method over another for each prompt with which both were measured."""
     speeds = [{row["prompt"]: row["tokens_per_second"] for row in rows_of(rows, one, mode)} for one in (method, other)]
     return [speeds[0][prompt] / speeds[1][prompt] for prompt in sorted(speeds[0].keys() & speeds[1].keys())]
 
 
 def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tuple[float, float, float]:
-    """Return the geometric mean of one method's speed-up over another on equal prompts, and its 95 % interval."""
+    """Return the geometric mean of one method's speed-up over another on the same prompts, and its 95 % interval."""
     mean = estimate_mean([[math.log(ratio)] for ratio in speed_ups_of(rows, method, other, mode)])
     return math.exp(mean), math.exp(mean.low), math.exp(mean.high)
 
 
 def count_equal(rows: Iterable[Row]) -> int:
-    """Count the results with the tokens of plain generation."""
+    """Count the results whose tokens equal those of plain generation."""
     return sum(bool(row["equals_plain"]) for row in rows)
 
 
 def are_ties(row: Row) -> bool:
-    """Return whether all texts of a result diverge from plain generation at a tie, which rounding decides."""
+    """Return whether all divergent texts of a result diverge at a tie, where rounding decides between two tokens."""
     divergences = row.get("partings") or ()
     return bool(divergences) and all(at["margin"] is not None and at["margin"] <= at["tie"] for at in divergences)
 
@@ -95,7 +95,7 @@ def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
 
 
 def _means(rows: Iterable[Row], field: str, weight: str) -> dict[Any, float]:
-    """Return the mean over rounds of each entry of a field (a single figure is entry 0); empty without rounds."""
+    """Return the mean over rounds of each entry of a field (a single number is entry 0); empty without rounds."""
     counted = [row for row in rows if row[weight] and row[field]]
     sums: dict[Any, float] = {}
     for row in counted:

@@ -1,6 +1,6 @@
-"""Time one generation, and count its rounds if Transformers' own loop makes them.
+"""Time one generation, and count its rounds if Transformers' own loop runs them.
 
-Timed generations run without a streamer, because it makes some loops wait for the device at every token.
+Timed generations run without a streamer, because a streamer makes some loops wait for the device at every token.
 
 Shapes: B batch, N new tokens.
 """
@@ -17,7 +17,7 @@ import torch
 
 
 def timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
-    """Return the result of `work`, and the seconds until the device has done it."""
+    """Return the result of `work`, and the seconds until the device has finished it."""
     _synchronize(device)
     start = time.perf_counter()
     result = work()

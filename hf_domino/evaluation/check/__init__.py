@@ -1,7 +1,7 @@
-"""Test whether a drafter fits its target, although all shapes match, and if not, find out why.
+"""Test whether a drafter really fits its target, beyond matching shapes, and find out why if it does not.
 
-`width` first checks that the target can be drafted for at all. Then `prompts` prepares the prompts, `measure` runs real
-rounds, variants of the drafter and timings, and `verdict` interprets them.
+First, `width` checks that the target supports speculative decoding at all. Then `prompts` prepares the prompts,
+`measure` runs real rounds, variants of the drafter and timings, and `verdict` interprets them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.verdict import load_per_core
 from hf_domino.evaluation.check.estimate import Estimate
 from hf_domino.evaluation.check.measure import (
@@ -28,7 +28,7 @@ from hf_domino.evaluation.check.measure import (
 )
 from hf_domino.evaluation.check.positions import PositionFit, fit_by_position
 from hf_domino.evaluation.check.prompts import prepare_prompts
-from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, judge
+from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, decide
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.compatibility import check_causal, check_drafter, check_target, drafter_of
@@ -37,7 +37,7 @@ from hf_domino.target.identity import TargetIdentity, identity_of, recognise
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "PositionFit", "WidthProbe", "check_fit", "probe_width"]
 
 MAX_NEW_TOKENS = 64  # per prompt
-PROMPTS_AT_A_TIME = 4  # then the verdict shows whether they were enough
+PROMPTS_AT_A_TIME = 4  # after which the verdict shows whether more are needed
 
 
 def check_fit(
@@ -48,18 +48,18 @@ def check_fit(
     max_new_tokens: int = MAX_NEW_TOKENS,
     progress: bool = False,
 ) -> CheckResult:
-    """Measure whether a drafter fits its target, and say why if it does not.
+    """Measure whether a drafter fits its target, and find the likely causes if it does not.
 
-    It generates text as configured and in variants, such as with other layers, until the verdict is outside its
-    sampling error, and then times a few prompts if the drafter may fit.
+    The check generates text with the drafter, and measures it as configured and in variants, such as with other layers,
+    until the verdict is outside the sampling error. If the drafter can fit, it then times a few prompts.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper of one; not changed.
-        target (`PreTrainedModel`): The target; not changed.
-        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the one saved with the target.
-        prompts (`Sequence`, *optional*): Texts, messages, records of `messages` and `tools`, or token ids; defaults to
-            a dozen short ones, in each chat mode that the chat template knows. From four on they can be enough.
-        max_new_tokens (`int`, *optional*, defaults to 64): Tokens to generate per prompt.
+        drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper around it. It is not changed.
+        target (`PreTrainedModel`): The target. It is not changed.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Defaults to the tokenizer that is saved with the target.
+        prompts (`Sequence`, *optional*): Texts, messages, records of `messages` and `tools`, or token ids. Defaults to
+            a dozen short prompts, each in every mode of the chat template. Four prompts can be enough.
+        max_new_tokens (`int`, *optional*, defaults to 64): Number of tokens to generate per prompt.
         progress (`bool`, *optional*, defaults to `False`): Show a progress bar.
 
     Returns:
@@ -85,7 +85,7 @@ def check_fit(
     drafter = _checked(drafter, target)
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: dict[str, list[Text]] = defaultdict(list)  # by mode
-    found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # of each text: rounds of variants, distances
+    found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # for each text: rounds of the variants, distances
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
             text = write_text(drafter, target, prompt, max_new_tokens)
@@ -93,7 +93,7 @@ def check_fit(
             found.append(measure_variants(drafter, target, text))
         modes = {mode: [text.acceptance_lengths for text in some] for mode, some in texts.items()}
         variants = {name: [lengths[name] for lengths, _ in found] for name in found[0][0]}
-        result = judge(_measured(modes), _measured(variants), _is_fresh(drafter), _is_recorded(drafter, target))
+        result = decide(_measured(modes), _measured(variants), _is_fresh(drafter), _is_recorded(drafter, target))
         if result.verdict != TOO_FEW:
             break
     speed_ups = [] if result.causes else time_prompts(drafter, target, prepared, max_new_tokens)
@@ -113,11 +113,11 @@ def _measured(found: Mapping[str, list[list[int]]]) -> list[Measurement]:
 
 
 def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
-    """Return the drafter without wrappers, after a check that it can be measured with this target."""
+    """Return the drafter without wrappers, after checking that it can be measured with this target."""
     unwrapped = drafter_of(drafter)
     if unwrapped is None:
         remedy = "The order is check_fit(drafter, target, tokenizer)."
-        raise refusal("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
+        raise invalid_argument("drafter", "a DominoDraftModel", type(drafter).__name__, remedy)
     check_drafter(unwrapped)
     check_target(unwrapped.config, target)
     check_causal(target)
@@ -129,7 +129,8 @@ def _checked(drafter: Any, target: PreTrainedModel) -> DominoDraftModel:
 
 def _is_fresh(drafter: DominoDraftModel) -> bool:
     """Return whether the norms still have their initial values, which training changes within a few steps."""
-    # In half precision, norms round to 1 again after little training, so a correction head that is not zero counts.
+    # In half precision, norms round to 1 again after a short training, so a correction head that is not zero also
+    # counts as trained.
     head = drafter.head
     if head is not None and bool(head.up.weight.any()):
         return False

@@ -1,4 +1,4 @@
-"""Measure how much of a drafter's proposals its target accepts, as configured and in variants.
+"""Measure how many of a drafter's proposals its target accepts, as configured and in variants.
 
 The text is generated greedily in real rounds. A variant then drafts a block at every position of that same text, so
 that variants are compared on equal terms and the target does not run again.
@@ -35,7 +35,7 @@ SHIFT_LABEL = "with shift_label="
 AS_CONFIGURED = "as configured"
 WITHOUT_HEAD = "without the correction head"
 WITHOUT_CONTEXT = "without context"
-LEAST_CONTEXT = 256  # tokens; rounds behind fewer are not told apart
+LEAST_CONTEXT = 256  # rounds after fewer tokens are all in one group
 TIMED_PROMPTS = 4  # the timed prompts take about as long as the rest of the self-test
 
 
@@ -44,11 +44,11 @@ class Text(NamedTuple):
 
     ids: torch.Tensor  # prompt and text, [1, S]
     prompt_length: int
-    acceptance_lengths: list[int]  # of the rounds that made the text, of which the last one may be cut
+    acceptance_lengths: list[int]  # of the rounds that made the text; the last one can be cut
 
 
 class Measurement(NamedTuple):
-    """The acceptance length of each round of each text in one setting, including the bonus token."""
+    """The acceptance lengths, bonus token included, of each round of each text in one setting."""
 
     name: str
     texts: list[list[int]]
@@ -60,12 +60,12 @@ class Measurement(NamedTuple):
 
     @property
     def acceptance_length(self) -> Estimate:
-        """Mean number of tokens per round, including the bonus token; NaN without a round."""
+        """Mean number of tokens per round, including the bonus token; NaN without rounds."""
         return estimate_mean(self.texts)
 
     @property
     def first_rate(self) -> Estimate:
-        """Share of rounds whose first proposal was accepted; NaN without a round."""
+        """Share of rounds whose first proposal was accepted; NaN without rounds."""
         return estimate_mean([[float(length > 1) for length in rounds] for rounds in self.texts])
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,10 +80,10 @@ class Measurement(NamedTuple):
 
 
 def by_context(texts: Sequence[Text]) -> list[Measurement]:
-    """Group the real rounds of texts by the number of tokens before each, in powers of two; empty for one group."""
+    """Group the real rounds of texts by the number of tokens before them, in powers of two; empty for one group."""
     found: dict[int, dict[int, list[int]]] = {}
     for index, text in enumerate(texts):
-        position = text.prompt_length + 1  # the first token is no round's
+        position = text.prompt_length + 1  # the first token comes from no round
         for length in text.acceptance_lengths:
             most = max(LEAST_CONTEXT, 1 << (position - 1).bit_length())
             found.setdefault(most, {}).setdefault(index, []).append(length)
@@ -94,8 +94,8 @@ def by_context(texts: Sequence[Text]) -> list[Measurement]:
 
 
 def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
-    """Generate greedily in real rounds; the drafter's `stats` stay as they are."""
-    view = drafter.view(draft_length="full")  # a view has statistics of its own
+    """Generate greedily in real rounds, without changing the drafter's `stats`."""
+    view = drafter.view(draft_length="full")  # a view has its own statistics
     model, asked, loop, kwargs = prepared(target, prompt.input_ids.to(input_device(target)), max_new_tokens)
     ids = assisted_decoding(model, asked, *loop, drafter=view, **kwargs)
     return Text(ids, asked.shape[1], list(view.stats.rows[0]))
@@ -105,8 +105,8 @@ def time_prompts(
     drafter: DominoDraftModel, target: PreTrainedModel, prompts: Sequence[Prompt], max_new_tokens: int
 ) -> list[float]:
     """Measure the speed-up over plain generation on each of the first prompts, drafting as configured."""
-    # Acceptance alone does not decide it, because the cost of a round in decode steps depends on the machine. The first
-    # prompt is generated once before, so that the drafter knows the cost of its rounds.
+    # Acceptance alone does not decide the speed-up, because the cost of a round in decode steps depends on the machine.
+    # An extra run over the first prompt lets the drafter measure the cost of its rounds.
     loops = plainly, partial(assisted_decoding, drafter=drafter.view())
     speed_ups = []
     for prompt in (prompts[0], *prompts[:TIMED_PROMPTS]):
@@ -119,18 +119,18 @@ def time_prompts(
 
 
 def plainly(model, input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs):
-    """Generate as the target alone does, in a loop for `custom_generate` that the patch leaves alone."""
-    # The patch leaves calls with positional arguments alone, because `generate` never makes them.
+    """Generate as the target does without a drafter; this is a loop for `custom_generate` that avoids the patch."""
+    # The patch ignores calls with positional arguments, because `generate` never makes them.
     return model._sample(input_ids, logits_processor, stopping_criteria, generation_config, **model_kwargs)
 
 
 def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[tuple[str, DominoDraftModel]]:
-    """Yield the drafter as configured and its variants: a name, and a view of the drafter."""
+    """Yield the drafter as configured and its variants, each as a name and a view of the drafter."""
     config = drafter.config
     yield AS_CONFIGURED, drafter.view()
     for layer_ids in _other_layer_ids(config, num_target_layers):
         yield f"{LAYERS}{layer_ids}", drafter.view(target_layer_ids=layer_ids)
-    with suppress(ValueError):  # the method or its head has no other order
+    with suppress(ValueError):  # raised if the method or its head supports only one value
         yield f"{SHIFT_LABEL}{not config.shift_label}", drafter.view(shift_label=not config.shift_label)
     headless = config.headless()
     if drafter.has_correction_head and headless is not None:
@@ -139,7 +139,7 @@ def variants_of(drafter: DominoDraftModel, num_target_layers: int) -> Iterator[t
 
 
 def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[int]]:
-    """Return other layers that a drafter may have been trained with: one off, sorted, or by the releases' rule."""
+    """Return other layers with which a drafter can have been trained: off by one, sorted, or by its default rule."""
     ids = list(config.target_layer_ids or ())
     candidates = [[layer + 1 for layer in ids], [layer - 1 for layer in ids], sorted(ids)]
     candidates.append(config.choose_layers(num_target_layers, len(ids)))
@@ -153,7 +153,7 @@ def _other_layer_ids(config: DominoConfig, num_target_layers: int) -> list[list[
 def measure_variants(
     drafter: DominoDraftModel, target: PreTrainedModel, text: Text
 ) -> tuple[dict[str, list[int]], torch.Tensor]:
-    """Draft a block at every position of a text, once per variant; a text shorter than a block gives no rounds.
+    """Draft a block at every position of a text with each variant; a text shorter than a block gives no rounds.
 
     Returns the acceptance lengths of each variant, and the [`distances`] `[R, P, 3]` of the drafter as configured.
     """
@@ -164,7 +164,7 @@ def measure_variants(
     all_layers = TargetModel(target).capture_kwargs(capture_all=True)
     num_new = text.ids.shape[1] - text.prompt_length
     outputs = target(input_ids=text.ids, use_cache=False, logits_to_keep=num_new + 1, **all_layers)
-    own = outputs.logits[0, -num_new - 1 :]  # the first one chose the first new token
+    own = outputs.logits[0, -num_new - 1 :]  # starts with the logits that chose the first new token
 
     def observe(places: torch.Tensor, logits: torch.Tensor) -> None:
         apart.append(distances(own[places.to(own.device) - text.prompt_length], logits, drafter.vocabulary))
@@ -175,6 +175,7 @@ def measure_variants(
         batch = {"input_ids": text.ids, STATES: torch.stack(states, dim=2)}
         watch = observe if name == AS_CONFIGURED else None
         _, found = accept_lengths(view, target_view, batch, text.prompt_length, name != WITHOUT_CONTEXT, watch)
-        lengths[name] = found[:num_rounds].clamp(max=size).tolist()  # every variant has this many proposals
+        # Compare all variants over the same rounds, and count at most as many proposals as every variant can make.
+        lengths[name] = found[:num_rounds].clamp(max=size).tolist()
     positions = torch.cat([torch.zeros(0, 3, device=text.ids.device), *apart]).view(-1, size, 3)
     return lengths, positions[:, drafter.config.label_offset :].cpu()

@@ -1,6 +1,6 @@
 """Compare the distributions of the drafter with those of its target at each position of a block.
 
-The drafter reads the true tokens before a position, so a position is not blamed for the ones before it.
+The drafter reads the true tokens before a position, so errors at earlier positions do not count at later ones.
 
 Shapes: M positions of blocks, V vocabulary, D tokens of the draft vocabulary, R rounds, P proposals of a round.
 """
@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 import torch
 
-LEAST_LOG = -20.0  # of a token that the drafter rules out, whose divergence would be infinite
-ROWS_AT_A_TIME = 64  # of a large vocabulary, so that few probabilities are in memory at once
+LEAST_LOG = -20.0  # log-probability of a token that the drafter rules out, which keeps the divergence finite
+ROWS_AT_A_TIME = 64  # positions; with a large vocabulary, all probabilities at once would take much memory
 
 
 class PositionFit(NamedTuple):
-    """How near the drafter is to its target at one position of a block.
+    """How close the drafter is to its target at one position of a block.
 
     Args:
-        position (`int`): The position, 1 for the first proposal.
-        top_1 (`float`): Share of rounds in which the likeliest token is the same.
-        kl (`float`): Mean KL divergence of the drafter from the target, KL(target || drafter), in nats, over the tokens
-            of its vocabulary; a token that it rules out counts as one with a probability of 2e-9.
+        position (`int`): The position; 1 is the first proposal.
+        top_1 (`float`): Share of rounds in which drafter and target have the same likeliest token.
+        kl (`float`): Mean KL divergence, KL(target || drafter), in nats, over the tokens of the draft vocabulary. A
+            token that the drafter rules out counts as one with a probability of 2e-9.
         total_variation (`float`): Mean total variation distance, which is the share of sampled proposals that an ideal
             verification would reject.
     """
@@ -45,7 +45,8 @@ def distances(target_logits: torch.Tensor, draft_logits: torch.Tensor, vocabular
         p = vocabulary.gather(own.softmax(dim=-1))
         missing = 1 - p.sum(dim=-1)  # the target's tokens that are not in the draft vocabulary
         same = vocabulary.ids(log_q.argmax(dim=-1)) == own.argmax(dim=-1)
-        kl = (log_p.exp() * (log_p - log_q)).nan_to_num(0.0).sum(dim=-1)  # a token without a chance adds nothing
+        # A token that the target rules out adds nothing.
+        kl = (log_p.exp() * (log_p - log_q)).nan_to_num(0.0).sum(dim=-1)
         variation = ((p - log_q.exp()).abs().sum(dim=-1) + missing) / 2
         found.append(torch.stack((same.float(), kl, variation), dim=-1))
     return torch.cat(found)

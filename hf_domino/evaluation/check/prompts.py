@@ -1,4 +1,4 @@
-"""Prepare the prompts of a self-test: texts, chats in each mode that the chat template knows, or token ids.
+"""Prepare the prompts of a self-test: texts, chats in each mode of the chat template, or token ids.
 
 Shapes: T prompt tokens.
 """
@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.evaluation.benchmark.prompts import encode_one
 
-# There are a dozen because few texts make a verdict uncertain. The rest is not used if the first few are enough.
+# There are a dozen because few texts make a verdict uncertain. If the first few are enough, the others are not used.
 TEXTS = (
     'def read_lines(path):\n    """Return the lines of a text file."""\n',
     "import argparse\nimport json\n\n\ndef main():\n",
@@ -44,7 +44,7 @@ QUESTIONS = (
     "Suggest a weekend itinerary for Lisbon.",
     "What does this Python code print, and why? print([x * x for x in range(5) if x % 2])",
 )
-# Variables by which chat templates switch reasoning on and off.
+# Variables with which chat templates switch reasoning on and off.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 TEXT = "text"
 CHAT = "chat"
@@ -62,14 +62,16 @@ class Prompt(NamedTuple):
 def prepare_prompts(
     target: PreTrainedModel, tokenizer: Any = None, prompts: Sequence[Any] | None = None
 ) -> list[Prompt]:
-    """Turn the prompts of [`check_fit`] into token ids; a text becomes a user's message if there is a chat template."""
+    """Turn the prompts of [`check_fit`] into token ids; with a chat template, a text becomes a user message."""
     if isinstance(prompts, str) or (prompts is not None and not len(prompts)):
-        raise refusal("prompts", "a list of at least one prompt", prompts, "Leave it out for defaults.")
+        raise invalid_argument("prompts", "a list of at least one prompt", prompts, "Leave it out for defaults.")
     if tokenizer is None and (prompts is None or not all(map(_is_ids, prompts))):
         path = getattr(target, "name_or_path", "")
         if not path:
             remedy = "Pass tokenizer=..., or prompts as lists of token ids."
-            raise refusal("tokenizer", "given for a target that was not loaded from a folder or the Hub", None, remedy)
+            raise invalid_argument(
+                "tokenizer", "given for a target that was not loaded from a folder or the Hub", None, remedy
+            )
         tokenizer = AutoTokenizer.from_pretrained(path)
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if prompts is None:
@@ -81,7 +83,7 @@ def prepare_prompts(
     ]
     for index, ready in enumerate(prepared):
         if not ready.input_ids.numel():
-            raise refusal(f"prompts[{index}]", "of at least one token", "none", "Leave the empty prompt out.")
+            raise invalid_argument(f"prompts[{index}]", "of at least one token", "none", "Leave the empty prompt out.")
     return prepared
 
 
@@ -91,7 +93,7 @@ def _is_ids(prompt: Any) -> bool:
 
 
 def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> dict[str, Any]:
-    """Return the token ids of a prompt by mode; a conversation has each mode that the chat template knows."""
+    """Return the token ids of a prompt by mode; a conversation is encoded in each mode of the chat template."""
     if _is_ids(prompt):
         return {TEXT: prompt}
     if isinstance(prompt, str) and not has_template:
@@ -104,7 +106,7 @@ def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> dict[str, Any]:
     for switch in THINKING_SWITCHES:
         if is_chat and has_template and re.search(rf"\b{switch}\b", str(tokenizer.chat_template)):
             on, off = (encode_one(tokenizer, prompt, **{switch: value})["input_ids"] for value in (True, False))
-            if on != off:  # the word alone may mean something else
+            if on != off:  # otherwise, the word in the template means something else
                 return {THINKING: on, NOT_THINKING: off}
     mode = CHAT if is_chat else TEXT
     return {mode: encode_one(tokenizer, prompt)["input_ids"]}

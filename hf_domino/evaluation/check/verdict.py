@@ -1,6 +1,6 @@
-"""Decide whether a drafter fits, and if not, find the likely cause.
+"""Decide whether a drafter fits, and find the likely cause if it does not.
 
-Only differences outside the sampling error decide. Other differences are doubts, which more prompts can settle.
+Only differences outside the sampling error count. Smaller differences are doubts, which more prompts can settle.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from hf_domino.evaluation.check.measure import (
 )
 from hf_domino.evaluation.check.positions import PositionFit
 
-# A drafter that fits gets more than half of its first proposals accepted, also a small one that was trained briefly on
-# text unlike the prompt; one that reads the wrong features gets about as many as a bigram would, below a fifth.
+# If a drafter fits, more than half of its first proposals are accepted, even if it is small and was trained briefly on
+# text unlike the prompt. A drafter that reads the wrong features is about as good as a bigram, with less than a fifth.
 MIN_FIRST_RATE = 0.3
-# A variant explains something if rounds get longer by this share; between equally good settings it is below 0.03.
+# A variant explains a problem if it makes rounds longer by this share. Equally good settings differ by less than 0.03.
 MIN_GAIN = 0.1
 
 FITS = "fits"
@@ -52,30 +52,31 @@ _CAUSE_OF = {LAYERS: WRONG_LAYERS, SHIFT_LABEL: WRONG_SHIFT_LABEL, WITHOUT_HEAD:
 
 
 class Cause(NamedTuple):
-    """One likely cause: one of the names that `REMEDIES` has, and what was measured."""
+    """A likely cause: its name, a key of `REMEDIES`, and the measurements that suggest it."""
 
     name: str
     evidence: str
 
     @property
     def remedy(self) -> str:
-        """The way out."""
+        """What to do about it."""
         return REMEDIES[self.name]
 
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What a self-test found. Printing it shows the verdict, the causes and the table of measurements.
+    """The result of a self-test. Printing it shows the verdict, the causes and a table of the measurements.
 
     Args:
-        modes (`list[Measurement]`): Real rounds, per mode of prompt: text, chat, chat with and without thinking.
-        variants (`list[Measurement]`): A round at every position of the same text, as configured first.
-        causes (`list[Cause]`): Likely causes, the likeliest first; empty where the drafter fits.
-        doubts (`list[str]`): What would be against the drafter, but may be chance.
-        speed_ups (`list[float]`): Over plain generation, of each prompt that was timed; none where it does not fit.
-        contexts (`list[Measurement]`): Real rounds by the number of tokens before them, where these differ.
-        positions (`list[PositionFit]`): How near the drafter is to its target at each position of a block.
-        load (`float`, *optional*): How many threads per core wanted to run while it was measured.
+        modes (`list[Measurement]`): Real rounds in each mode of prompts: text, chat, chat with or without thinking.
+        variants (`list[Measurement]`): Rounds at every position of the same texts, as configured first.
+        causes (`list[Cause]`): Likely causes, the likeliest first; empty if the drafter fits.
+        doubts (`list[str]`): Measurements that speak against the drafter, but could be due to chance.
+        speed_ups (`list[float]`): Speed-up over plain generation for each prompt that was timed; empty if the drafter
+            does not fit.
+        contexts (`list[Measurement]`): Real rounds grouped by the number of tokens before them; empty for one group.
+        positions (`list[PositionFit]`): How close the drafter is to its target at each position of a block.
+        load (`float`, *optional*): Number of threads per core that wanted to run during the measurement.
     """
 
     modes: list[Measurement]
@@ -96,12 +97,12 @@ class CheckResult:
 
     @property
     def fits(self) -> bool:
-        """Whether acceptance is surely high enough in every mode, and no variant seems to do clearly better."""
+        """Whether acceptance is certainly high enough in every mode, and no variant seems to be clearly better."""
         return self.verdict == FITS
 
     @property
     def speed_up(self) -> float | None:
-        """Tokens a second over plain generation's, the geometric mean; None where nothing was timed."""
+        """Geometric mean of the speed-ups over plain generation; None if nothing was timed."""
         if self.speed_ups:
             return geometric_mean(self.speed_ups)
         return None
@@ -113,7 +114,7 @@ class CheckResult:
 
     @property
     def acceptance_length(self) -> Estimate:
-        """Mean tokens per real round, bonus included."""
+        """Mean number of tokens per real round, including the bonus token."""
         return self.measured.acceptance_length
 
     @property
@@ -122,7 +123,7 @@ class CheckResult:
         return self.measured.first_rate
 
     def to_dict(self) -> dict[str, Any]:
-        """The result for JSON: verdict, causes, doubts and measurements, each with its 95 % error."""
+        """Return the result for JSON: verdict, causes, doubts, and measurements with their 95 % errors."""
         return {
             "verdict": self.verdict,
             "causes": [cause._asdict() | {"remedy": cause.remedy} for cause in self.causes],
@@ -176,15 +177,16 @@ def _table(
     yield f"± is the sampling error. A variant must be better by more than that, and by {MIN_GAIN:.0%}, to matter."
 
 
-def judge(
+def decide(
     modes: Sequence[Measurement],
     variants: Sequence[Measurement],
     is_fresh: bool = False,
     is_its_target: bool = False,
 ) -> CheckResult:
     """Decide whether a drafter fits, and order the likely causes if it does not."""
-    # `modes` holds real rounds, and `variants` rounds at the same positions, of which the first is as configured. A
-    # drafter with initial weights (`is_fresh`) does not fit even if it is accepted, because the target may loop.
+    # `modes` holds real rounds. `variants` holds rounds at the same positions for every variant, the first of which is
+    # as configured. A drafter with initial weights (`is_fresh`) does not fit even if its proposals are accepted,
+    # because a target that repeats itself accepts anything.
     rates = {mode.name: mode.first_rate for mode in modes}
     low = [name for name, rate in rates.items() if rate.high < MIN_FIRST_RATE]
     unclear = [name for name, rate in rates.items() if name not in low and not rate.low >= MIN_FIRST_RATE]
@@ -206,7 +208,7 @@ def judge(
 
 
 def _better_variants(before: Measurement, variants: Sequence[Measurement]) -> list[tuple[Cause, bool]]:
-    """Return a cause for each change that does clearly better, the best first, and whether it is outside the error."""
+    """Return a cause for each clearly better variant, the best first, and whether the gain is outside the error."""
     gains = {variant.name: estimate_difference(variant.texts, before.texts) for variant in variants}
     found: dict[str, tuple[Cause, bool]] = {}
     for variant in sorted(variants, key=lambda variant: -gains[variant.name]):
@@ -221,7 +223,7 @@ def _better_variants(before: Measurement, variants: Sequence[Measurement]) -> li
 
 
 def _from_low_acceptance(variants: Sequence[Measurement], is_its_target: bool) -> Iterator[Cause]:
-    """Yield the causes that no variant removes, by whether the context helps and the target is the recorded one."""
+    """Yield the causes that remain, judged by whether the context helps and whether the target is the recorded one."""
     named = {variant.name: variant for variant in variants if variant.num_rounds >= MIN_ROUNDS}
     if not {AS_CONFIGURED, WITHOUT_CONTEXT} <= set(named):
         yield Cause(UNTRAINED, "acceptance is low, and the texts are shorter than a block: no variant was measured.")

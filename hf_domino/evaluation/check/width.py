@@ -1,9 +1,9 @@
-"""Probe whether a target computes a few positions at once as it computes them one at a time.
+"""Probe whether a target computes the same logits for a few positions at once as for one position at a time.
 
-Verification relies on it, and the list of unsupported targets holds those for which it is known to fail. The probe
-finds faults only on the inputs that it tries, so it adds to the list and never removes from it.
+Verification relies on this. The targets that are known to fail are on the list of unsupported targets. The probe only
+finds faults on the inputs that it tries, so it can refuse further targets, but never clears a target on the list.
 
-Shapes: T positions of the prefix, W of the block, V vocabulary.
+Shapes: W positions of the block, V vocabulary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.loop import decode_mode
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
@@ -25,8 +25,8 @@ from hf_domino.target.view import input_device, rounded_to
 
 PREFIX_LENGTH = 40
 WIDTH = 8
-# Largest difference of two logits over the largest logit. Measured on tiny models of 150 families: up to 9e-6 in fp32,
-# 1e-6 in fp64 (parts are computed in fp32 there too), 0.013 in fp16, 0.04 in bf16; deep models add up more roundings.
+# Largest difference between logits, divided by the largest logit. Tiny models of 150 families reached 9e-6 in fp32,
+# 1e-6 in fp64 (where parts are computed in fp32, too), 0.013 in fp16 and 0.04 in bf16; deep models round more often.
 TOLERANCES = {torch.float64: 1e-4, torch.float32: 1e-4, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 
@@ -35,11 +35,11 @@ class WidthProbe:
     """The result of the probe.
 
     Args:
-        difference (`float`): Largest difference of logits between the block and plain decode steps, over the largest
-            logit.
-        tolerance (`float`): The difference that rounding explains in the target's dtype.
-        num_flips (`int`): Positions whose argmax differs.
-        excuse (`str`, *optional*): Why a larger difference may still be rounding; None if it is a fault.
+        difference (`float`): Largest difference of logits between the block and plain decode steps, divided by the
+            largest logit.
+        tolerance (`float`): Largest difference that rounding explains in the target's dtype.
+        num_flips (`int`): Number of positions whose argmax differs.
+        excuse (`str`, *optional*): Why a larger difference can still be rounding; None if it is a fault.
     """
 
     difference: float
@@ -54,25 +54,26 @@ class WidthProbe:
 
     def __str__(self) -> str:
         return (
-            f"{WIDTH} positions at once differ from single steps by {self.difference:.2g} of the largest logit "
+            f"{WIDTH} positions at once differ from plain decode steps by {self.difference:.2g} of the largest logit "
             f"(rounding explains {self.tolerance:.0e}), in {self.num_flips} of {WIDTH} argmaxes"
         )
 
 
 def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
-    """Run a few positions at once and one at a time behind the cache of a random prefix, and compare the logits.
+    """Run a few positions at once and one at a time after a cached random prefix, and compare the logits.
+
+    If rounding does not explain the difference, it is an error in fp32 and fp64. It is only a warning in other dtypes,
+    and for targets that are quantised or have experts, because rounding can choose other experts.
 
     Args:
-        target (`PreTrainedModel`): The target, as it will be used: its dtype, attention and quantisation count.
+        target (`PreTrainedModel`): The target as you will use it, because its dtype, attention and quantisation matter.
         seed (`int`, *optional*, defaults to 0): Seed of the tokens; the global random state is not used.
 
     Returns:
-        [`WidthProbe`]: What was measured, printable.
+        [`WidthProbe`]: The measurement, which you can print.
 
     Raises:
-        ValueError: For a target that is refused anyway, and in fp32 and fp64 for a difference that rounding does not
-            explain. In other dtypes, where the target is quantised or has experts, which rounding may choose
-            otherwise, it is a warning.
+        ValueError: If the target is on the list of unsupported targets, or if the difference is an error.
 
     Example:
     ```python
@@ -99,7 +100,7 @@ def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
         return probe
     if probe.excuse is None:
         remedy = f"{type(target).__name__} cannot be drafted for without changing its text; drop assistant_model."
-        raise refusal("the target", ONE_WIDTH, str(probe), remedy)
+        raise invalid_argument("the target", ONE_WIDTH, str(probe), remedy)
     advice = f"{probe.excuse} Compare texts with and without assistant_model."
     warnings.warn(f"{type(target).__name__}: {probe}. {advice}", stacklevel=2)
     return probe
@@ -112,7 +113,7 @@ def _logits_both_ways(target: PreTrainedModel, seed: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(text.vocab_size, (1, PREFIX_LENGTH + WIDTH), generator=generator).to(input_device(target))
     prefix, block = ids.split((PREFIX_LENGTH, WIDTH), dim=1)
-    # Cache, mask and positions are those that `generate` prepares for this family.
+    # `generate` prepares cache, mask and positions the way this model family needs them.
     model, prefix, _, kwargs = prepared(target, prefix, WIDTH + 1)
     return [_logits_behind(model, prefix, block, width, copy.deepcopy(kwargs)) for width in (WIDTH, 1)]
 
@@ -120,7 +121,7 @@ def _logits_both_ways(target: PreTrainedModel, seed: int) -> list[torch.Tensor]:
 def _logits_behind(
     model: PreTrainedModel, prefix: torch.Tensor, block: torch.Tensor, width: int, kwargs: dict[str, Any]
 ) -> torch.Tensor:
-    """Return the logits `[W, V]` of a block behind a prefix, with `width` positions of the block in each forward."""
+    """Return the logits `[W, V]` of a block after a prefix, with `width` positions of the block in each forward."""
     logits: list[torch.Tensor] = []
     for ids in (prefix, *block.split(width, dim=1)):
         inputs = model.prepare_inputs_for_generation(
@@ -128,7 +129,7 @@ def _logits_behind(
         )
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = ids.shape[1]
-        # Behind the prefix, experts run by the kernels that rounds have.
+        # After the prefix, experts run with the same kernels as in rounds.
         with decode_mode(model) if logits else nullcontext():
             outputs = model(**inputs, return_dict=True)
         kwargs = model._update_model_kwargs_for_generation(
@@ -139,7 +140,7 @@ def _logits_behind(
 
 
 def _excuse(target: PreTrainedModel) -> str | None:
-    """Return the reason why a large difference may be rounding, or None if it is a fault."""
+    """Return the reason why a large difference can be rounding, or None if it is a fault."""
     text = target.config.get_text_config(decoder=True)
     if any("experts" in name and isinstance(value, int) and value > 1 for name, value in text.to_dict().items()):
         return "Rounding may choose other experts."

@@ -1,4 +1,4 @@
-"""What a Python that `hf-domino run` starts imports first: there the drafter waits for its target."""
+"""The first module that a Python process of `hf-domino run` imports; it lets the drafter wait for its target."""
 
 import logging
 import os
@@ -9,7 +9,7 @@ from hf_domino.integration.default_drafter import await_target
 
 
 def meet(target: object) -> None:
-    """Attach the drafter to its target; the import takes seconds, and not every Python generates."""
+    """Attach the drafter to its target; the import is late because it takes seconds and not every process generates."""
     from hf_domino.integration.assisted_call import meet
 
     meet(target, os.environ["HF_DOMINO_DRAFTER"])
@@ -23,7 +23,7 @@ logger.addHandler(handler)
 logger.setLevel(os.environ["HF_DOMINO_LEVEL"])
 logger.propagate = False
 
-# The module of this name that Python would have imported without us.
+# Import the module of this name that Python would have imported without us.
 sys.path.remove(os.path.dirname(__file__))
 own = sys.modules.pop(__name__)
 with suppress(ImportError):

@@ -1,1 +1,1 @@
-"""What training shows of itself: evaluation, walked acceptance, its card."""
+"""What a training reports: its metrics, the simulated acceptance length, and the drafter's card."""

@@ -1,14 +1,16 @@
-"""Acceptance walked over known text: what greedy generation would accept, without generating.
+"""Simulate over existing text what greedy generation would accept, without generating.
 
-For every position the drafter drafts a block with the true tokens as its prefix; proposals match as long as all
-earlier ones do, so teacher forcing gives exactly the accepted run of a real round. Walking from anchor to anchor,
-a -> a + accepted + 1, then visits the rounds of generation (arXiv 2605.29707).
+At every position, the drafter drafts a block with the true tokens as its prefix. A proposal is accepted only if all
+earlier ones match the text, so teacher forcing gives exactly the accepted run of a real round. Going from anchor to
+anchor, a -> a + accepted + 1, then visits the rounds of generation (arXiv 2605.29707).
 
-Shapes: S sequence length, N anchors, K block size.
+Shapes: S sequence length, C hidden states kept per token, H hidden size, N anchors, K block size, M proposals of some
+anchors, D drafted tokens.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -23,39 +25,45 @@ from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.forward import STATES, Batch, draft_blocks, read_target
 from hf_domino.training.objective.losses import corrected_positions, draft_logits
 
-Rounds = list[list[int]]  # for each sequence the tokens that each of its rounds emits
+Rounds = list[list[int]]  # for each sequence, the number of tokens that each of its rounds emits
 ANCHORS_PER_FORWARD = 64
 
 
-def walk_acceptance(
+def simulate_acceptance(
     drafter: DominoDraftModel,
     target: PreTrainedModel,
     sequences: Sequence[Sequence[int]],
     prompt_lengths: Sequence[int],
     hidden_states: Sequence[torch.Tensor | None] | None = None,
 ) -> Rounds:
-    """Acceptance lengths of the rounds that greedy generation would run over the target's own greedy text.
+    """Simulate the acceptance lengths of the rounds that greedy generation would run over the target's own greedy text.
 
     Args:
         drafter (`DominoDraftModel`): The drafter.
         target (`PreTrainedModel`): The target.
-        sequences (`Sequence[Sequence[int]]`): Prompt and continuation, token ids.
-        prompt_lengths (`Sequence[int]`): Prompt tokens of each; at least 1.
-        hidden_states (`Sequence[torch.Tensor]`, *optional*): Those of [`~training.CachedRows`], each `[S, C, H]`; the
-            target runs where there are none.
+        sequences (`Sequence[Sequence[int]]`): Token ids of each prompt with its continuation.
+        prompt_lengths (`Sequence[int]`): Number of prompt tokens of each sequence; at least 1.
+        hidden_states (`Sequence[torch.Tensor]`, *optional*): Hidden states of [`~training.CachedRows`], `[S, C, H]`
+            each. Without them, the target runs.
 
     Returns:
         `list[list[int]]`: For each sequence, one entry per round: accepted proposals plus the bonus token. Rounds
-        whose proposals reach behind the sequence, which generation cuts, are left out.
+        whose proposals would extend beyond the end of the sequence, which generation cuts, are left out.
     """
     texts = zip(sequences, prompt_lengths, hidden_states or [None] * len(sequences), strict=True)
-    return walk_rounds(drafter, target, texts)[1]
+    return simulate_rounds(drafter, target, texts)[1]
 
 
-def walk_rounds(
+def walk_acceptance(*args: Any, **kwargs: Any) -> Rounds:
+    """Do the same as [`simulate_acceptance`]; this old name is deprecated, and the next minor version drops it."""
+    warnings.warn("walk_acceptance is now simulate_acceptance.", FutureWarning, stacklevel=2)
+    return simulate_acceptance(*args, **kwargs)
+
+
+def simulate_rounds(
     drafter: DominoDraftModel, target: PreTrainedModel, texts: Iterable[tuple[Sequence[int], int, torch.Tensor | None]]
 ) -> tuple[Rounds, Rounds]:
-    """Rounds of the base logits alone, and those of [`walk_acceptance`], at the price of one walk."""
+    """Simulate the rounds with base logits only and those of [`simulate_acceptance`], both in one simulation."""
     was_training = drafter.training
     drafter.eval()
     view = TargetModel(target, drafter.config.layer_ids(target.config))
@@ -65,11 +73,11 @@ def walk_rounds(
         if states is not None:
             batch[STATES] = states.to(drafter.device)[None]
         lengths = accept_lengths(drafter, view, batch, start).tolist()
-        for walks, of_anchors in zip(found, lengths, strict=True):
+        for simulated, of_anchors in zip(found, lengths, strict=True):
             rounds: list[int] = []
             while (position := sum(rounds)) < len(of_anchors):
                 rounds.append(of_anchors[position])
-            walks.append(rounds)
+            simulated.append(rounds)
     drafter.train(was_training)
     return found
 
@@ -83,11 +91,20 @@ def accept_lengths(
     sees_context: bool = True,
     observe: Callable[[torch.Tensor, torch.Tensor], None] | None = None,
 ) -> torch.Tensor:
-    """Acceptance length of a round at every anchor from `first_anchor` on whose proposals lie inside the sequence.
+    """Compute the acceptance length of a round at every anchor of a sequence.
 
-    Of one sequence, `input_ids` `[1, S]`, and perhaps its `hidden_states`: `[2, N]` int64, of base and corrected
-    logits; N = max(0, S - num_draft_tokens - first_anchor). `observe` is called with the places `[M]` of proposals in
-    the sequence and the corrected logits `[M, D]` there, for pieces of the anchors in turn.
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+        target (`TargetModel`): The target.
+        batch (`dict[str, torch.Tensor]`): One sequence: `input_ids` `[1, S]`, and `hidden_states` `[1, S, C, H]` if the
+            target need not run.
+        first_anchor (`int`): First anchor; the last one is the last whose proposals lie inside the sequence.
+        sees_context (`bool`, *optional*, defaults to `True`): Whether the drafter sees the context features.
+        observe (`Callable`, *optional*): Called for each piece of the anchors in turn, with the positions `[M]` of its
+            proposals in the sequence and the corrected logits `[M, D]` there.
+
+    Returns:
+        `torch.Tensor`: `[2, N]` int64, by base and corrected logits; N = max(0, S - num_draft_tokens - first_anchor).
     """
     input_ids = batch["input_ids"]
     config = drafter.config
@@ -103,7 +120,7 @@ def accept_lengths(
     lengths = []
     penalty = target.model.generation_config.repetition_penalty
     for piece in anchors[None].split(ANCHORS_PER_FORWARD, dim=1):
-        # No block here sees past the last anchor.
+        # No block of this piece sees positions from its last anchor on.
         blocks = {"input_ids": input_ids, "loss_mask": torch.ones_like(input_ids), "anchors": piece}
         seen = features
         if features is not None:
@@ -114,9 +131,9 @@ def accept_lengths(
         choices = []
         for logits in chosen_logits(drafter, target, hidden, states, is_corrected):
             scores = logits.flatten(0, 2)
-            if penalty not in (None, 1.0):  # which `generate` applies to drafts too, by the tokens before each position
+            if penalty not in (None, 1.0):  # `generate` applies it to drafts, too, by the tokens before each position
                 before = torch.arange(input_ids.shape[1], device=input_ids.device) < positions[:, None]  # [M, S]
-                # It asks which tokens are there, not how often: the first one fills up.
+                # The processor only needs to know which tokens occur, not how often, so the first token is the padding.
                 prefixes = torch.where(before, input_ids, input_ids[:, :1])
                 scores = RepetitionPenaltyLogitsProcessor(penalty)(prefixes, vocabulary.scatter(scores))
                 scores = vocabulary.gather(scores)
@@ -129,7 +146,7 @@ def accept_lengths(
 
 
 def chosen_logits(drafter: DominoDraftModel, target: TargetModel, *positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Base logits and those that drafts are chosen by: of `draft_logits`, less what a head leaves out."""
+    """Compute [`draft_logits`], with the tokens that a head forbids ruled out in the corrected logits."""
     base, corrected = draft_logits(drafter, target, *positions)
     if drafter.head is not None:
         narrowed = drafter.head.narrow(base)
@@ -139,18 +156,21 @@ def chosen_logits(drafter: DominoDraftModel, target: TargetModel, *positions: An
 
 
 def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:
-    """Mean over the rounds of all sequences; None without rounds."""
+    """Average over the rounds of all sequences; None without rounds."""
     lengths = [length for sequence in rounds for length in sequence]
     return sum(lengths) / len(lengths) if lengths else None
 
 
-def walked_metrics(
+def simulated_metrics(
     drafter: DominoDraftModel, target: PreTrainedModel, rows: Sequence[dict[str, Any]]
 ) -> dict[str, float]:
-    """Mean acceptance lengths of the rounds over evaluation rows, without autocast, as generation runs."""
+    """Compute the mean acceptance lengths of simulated rounds over evaluation examples.
+
+    It runs without autocast, as generation does.
+    """
     texts = [(row["input_ids"], max(1, row["loss_mask"].index(1)), row.get(STATES)) for row in rows]
     with torch.autocast(drafter.device.type, enabled=False):
-        base, corrected = map(mean_acceptance_length, walk_rounds(drafter, target, texts))
+        base, corrected = map(mean_acceptance_length, simulate_rounds(drafter, target, texts))
     if base is None or corrected is None:
         return {}
     metrics = {"walked_acceptance_length": corrected}

@@ -1,4 +1,4 @@
-"""The drafter's card, with what a training that runs in this process says of itself."""
+"""Write the drafter's card from the records of a training that runs in this process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hf_domino.training.fields import RECORDED
 
 
 def write_card(trainer: Any, name: str | None, target: str | None, metadata: Mapping[str, Any]) -> None:
-    """Write the card of a trainer's drafter to `output_dir`; what is not ours in one that is there stays.
+    """Write the card of a trainer's drafter to `output_dir`; an existing card keeps the sections that others wrote.
 
-    `target` is named in place of the one that was loaded; of `metadata`, for the head of the card, fields without a
-    value are left out.
+    `target` is named instead of the target that was loaded. `metadata` are fields for the metadata block of the card;
+    those without a value are left out.
     """
     args = trainer.args
     config = trainer.drafter.config
@@ -38,7 +38,7 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
     path = Path(args.output_dir) / CARD
     if isinstance(known.get("datasets"), str):
         known["datasets"] = [known["datasets"]]
-    with suppress(ImportError, OSError):  # a card without a picture is a card
+    with suppress(ImportError, OSError):  # a card without a picture is fine
         draw_training(trainer.state, path.parent)
     peft_config = getattr(trainer.model, "peft_config", None)
     adapter = peft_config and peft_config[trainer.model.active_adapter].to_dict()

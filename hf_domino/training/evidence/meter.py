@@ -1,8 +1,8 @@
-"""Running figures of training and evaluation, kept on the device until they are logged.
+"""Running metrics of training and evaluation, kept on the device until they are logged.
 
-Acceptance here is teacher-forced, over the anchors that the losses are read at.
+Acceptance is teacher-forced here, over the anchors of the losses.
 
-Shapes: B batch, N blocks per row, K block size, P proposals.
+Shapes: B batch, N blocks per sequence, K block size, P proposals.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.training.objective.forward import Batch
 from hf_domino.training.objective.losses import DraftLosses
 
-# What fits into a line of the terminal; all that is logged is in trainer_state.json.
+# Metrics that fit into a line of the terminal; trainer_state.json has everything that is logged.
 SHOWN = (
     *("train_runtime", "train_loss", "loss", "learning_rate", "lambda_base", "acceptance_length"),
     *("eval_loss", "eval_walked_acceptance_length", "epoch"),
@@ -26,23 +26,26 @@ SHOWN = (
 
 
 def accepted_runs(is_correct: torch.Tensor, label_offset: int) -> torch.Tensor:
-    """Proposals accepted in each block: the leading run of hits `[..., K]` from `label_offset` on, `[...]` int64."""
+    """Count the accepted proposals of each block, `[...]` int64: the leading hits `[..., K]` from `label_offset` on."""
     return is_correct[..., label_offset:].long().cumprod(dim=-1).sum(dim=-1)
 
 
 class Meter:
-    """Sums of losses and weights and of proposals that are right, in blocks whose all count."""
+    """Sums losses and weights, and counts the correct proposals of blocks in which every label counts."""
 
     def __init__(self, config: DominoConfig, device: torch.device):
         self._label_offset = config.label_offset
         self._has_head = bool(config.head_layers)
         self._sums = torch.zeros(3, device=device)
         self._places = torch.arange(config.num_draft_tokens + 1, device=device)
-        # Blocks with at least 0, 1, ..., P proposals right, of base and corrected logits.
+        # Blocks with at least 0, 1, ..., P accepted proposals, by base and by corrected logits.
         self._survivors = torch.zeros(2, config.num_draft_tokens + 1, device=device, dtype=torch.int64)
 
     def add(self, losses: DraftLosses, batch: Batch, total: torch.Tensor | float = 1.0) -> None:
-        """Add one micro-batch; `total` is the weights of its whole step to average over steps, 1 over positions."""
+        """Add one micro-batch.
+
+        `total` is the sum of the weights of its whole step for an average over steps, or 1 for one over positions.
+        """
         self._sums += torch.stack([losses.base, losses.corrected, batch["loss_weight"]]) / total
         hits = torch.stack((losses.is_base_correct, losses.is_correct))  # [2, B * N, K]
         runs = accepted_runs(hits, self._label_offset)[..., None]
@@ -50,11 +53,12 @@ class Meter:
         self._survivors += ((runs >= self._places) & counted.all(dim=-1, keepdim=True)).sum(dim=1)
 
     def means(self, accelerator: Any, by_position: bool = False) -> dict[str, float]:
-        """Average over everything added, on all processes; every process must call.
+        """Average over everything that all processes have added; every process must call it.
 
-        Returns `base_loss`, `corrected_loss`, and `acceptance_length` unless no block was complete. By position, also
-        `accept_at_1` to `accept_at_P`, right proposals where all before are right, and with a correction head the same
-        of the base logits, with `base_` in front.
+        Returns `base_loss` and `corrected_loss`, and `acceptance_length` unless no block was complete. With
+        `by_position`, it also returns `accept_at_1` to `accept_at_P`, the share of correct proposals among those whose
+        predecessors are all correct, and with a correction head the same metrics of the base logits, which start with
+        `base_`.
         """
         base_loss, corrected_loss, weight = accelerator.reduce(self._sums.clone(), "sum").tolist()
         base, corrected = accelerator.reduce(self._survivors.clone(), "sum").tolist()
@@ -70,7 +74,7 @@ class Meter:
 
 
 def show_less(callbacks: Sequence[Any]) -> None:
-    """Let a trainer's callbacks print what fits into a line."""
+    """Make a trainer's callbacks print only the metrics that fit into a line."""
     for callback in callbacks:
         if type(callback) in (PrinterCallback, ProgressCallback):
 

@@ -1,9 +1,10 @@
-"""A folder of hidden states: what it was made with, and rows that read theirs from its shards, by their token ids.
+"""A folder of hidden states: its settings, its shards, and examples that read their states from it.
 
-A row is known by a digest of its token ids, so one folder serves training and evaluation rows in any order, and what
-it lacks can be added. A shard is there whole or not at all: a process may die anywhere.
+An example is identified by a digest of its token ids. So one folder serves training and evaluation examples in any
+order, and missing examples can be added later. A shard is written completely or not at all, so a process can die at any
+time.
 
-Shapes: S tokens of a row, C hidden states kept per token (captured layers, then the final one), H hidden size.
+Shapes: S tokens of an example, C hidden states kept per token (captured layers, then the final one), H hidden size.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from safetensors.torch import save_file
 from torch.utils.data import Dataset
 from transformers import PreTrainedModel
 
+from hf_domino._common.atomic_writes import atomic_write
 from hf_domino._common.dtypes import dtype_of
-from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import whole_file
+from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.data.rows import RowCounts
 from hf_domino.target.identity import TargetIdentity, check_same, identify
@@ -38,13 +39,13 @@ START_AGAIN = "Delete {folder}, so that the states are written again, or choose 
 
 @dataclass(frozen=True)
 class StateSettings:
-    """What hidden states were made with."""
+    """The settings with which hidden states were computed and stored."""
 
     target: TargetIdentity
     layer_ids: tuple[int, ...]
     hidden_size: int
     dtype: str
-    final: bool = False  # whether the state that lm_head reads is kept too
+    final: bool = False  # whether the state that lm_head reads is kept, too
 
     @property
     def num_states(self) -> int:
@@ -53,51 +54,53 @@ class StateSettings:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of a token on disk."""
+        """Bytes per token on disk."""
         return self.num_states * self.hidden_size * dtype_of(self.dtype).itemsize
 
     @classmethod
     def load(cls, folder: Path) -> StateSettings | None:
-        """Those of a folder; None where it has none."""
+        """Load the settings of a folder; None if it has none."""
         path = folder / INDEX_FILE
         if not path.is_file():
             return None
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            values.pop("target_files", None)  # of older folders
+            values.pop("target_files", None)  # older folders have it
             target = TargetIdentity.from_dict(values.pop("target")) or TargetIdentity()
             return cls(target=target, layer_ids=tuple(values.pop("layer_ids")), **values)
         except (ValueError, KeyError, TypeError) as error:
             remedy = START_AGAIN.format(folder=folder)
-            raise refusal(str(path), "the index of hidden states", str(error), remedy) from error
+            raise invalid_argument(str(path), "the index of hidden states", str(error), remedy) from error
 
-    def check_serves(self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel) -> None:
-        """Refuse a folder with these settings for what a drafter reads of a target."""
+    def validate_for(self, folder: Path, config: DominoConfig, final: bool, target: PreTrainedModel) -> None:
+        """Raise a `ValueError` if a folder with these settings lacks what a drafter reads of a target."""
         remedy = START_AGAIN.format(folder=folder)
         layer_ids = tuple(config.target_layer_ids or ())
         check_same(self.target, identify(target), str(folder), remedy)
         if self.layer_ids != layer_ids:
             made = f"{list(self.layer_ids)}, those of the states in {folder}"
-            raise refusal("the drafter's target_layer_ids", made, list(layer_ids), remedy)
+            raise invalid_argument("the drafter's target_layer_ids", made, list(layer_ids), remedy)
         if final and not self.final:
-            raise refusal(f"the states in {folder}", "written with final=True for distillation", "without", remedy)
+            raise invalid_argument(
+                f"the states in {folder}", "written with final=True for distillation", "without", remedy
+            )
 
 
 def find_rows(folder: Path) -> dict[int, tuple[Path, int, int]]:
-    """Shard, first token and end of the rows in a folder, by their keys."""
+    """Find the shard, the first token and the end of every example in a folder, by key."""
     found: dict[int, tuple[Path, int, int]] = {}
     for shard in sorted(folder.glob(SHARDS), reverse=True):
         try:
             with safe_open(shard, framework="np") as file:
                 keys, ends = (file.get_tensor(name).tolist() for name in ("keys", "ends"))
         except (SafetensorError, OSError) as error:
-            raise refusal(str(shard), "a shard of hidden states", str(error), DELETE_SHARD) from error
+            raise invalid_argument(str(shard), "a shard of hidden states", str(error), DELETE_SHARD) from error
         found |= {key: (shard, *span) for key, span in zip(keys, pairwise((0, *ends)), strict=True)}
     return found
 
 
 def write_shard(folder: Path, rows: dict[int, torch.Tensor]) -> None:
-    """Write rows `[S, C, H]` on the CPU by their keys, whole or not at all."""
+    """Write the states `[S, C, H]` of examples, on the CPU and by key, to a shard, completely or not at all."""
     keys = torch.tensor(list(rows), dtype=torch.int64)
     tensors = {
         "hidden_states": torch.cat(list(rows.values())),
@@ -105,22 +108,22 @@ def write_shard(folder: Path, rows: dict[int, torch.Tensor]) -> None:
         "ends": torch.tensor([len(states) for states in rows.values()]).cumsum(0),
     }
     name = f"states-{hashlib.sha256(keys.numpy().tobytes()).hexdigest()[:16]}.safetensors"
-    with whole_file(folder / name) as aside:
+    with atomic_write(folder / name) as aside:
         save_file(tensors, aside)
 
 
 class CachedRows(Dataset):
-    """Rows that carry the target's hidden states, read from a folder when a row is asked for.
+    """Examples with the target's hidden states, which are read from a folder when an example is accessed.
 
     Args:
-        rows (`Sequence[dict]`): Each with `input_ids` and `loss_mask`.
-        folder (`str` or `Path`): Where [`StateWriter`] wrote them.
+        rows (`Sequence[dict]`): Examples, each with `input_ids` and `loss_mask`.
+        folder (`str` or `Path`): Folder to which [`StateWriter`] wrote the states.
         target (`PreTrainedModel`): The target.
-        config (`DominoConfig`): Of the drafter that is to read them.
-        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed.
+        config (`DominoConfig`): Configuration of the drafter that will read the states.
+        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed, too.
 
     Raises:
-        ValueError: If the folder is of another target or of other layers, or lacks a row.
+        ValueError: If the folder belongs to another target or to other layers, or lacks an example.
     """
 
     def __init__(
@@ -133,18 +136,20 @@ class CachedRows(Dataset):
     ):
         settings = StateSettings.load(Path(folder))
         if settings is None:
-            raise refusal(str(folder), "a folder of hidden states", f"one without {INDEX_FILE}", "Write them first.")
+            raise invalid_argument(
+                str(folder), "a folder of hidden states", f"one without {INDEX_FILE}", "Write them first."
+            )
         self.rows = rows
         self.folder = Path(folder)
         self.settings = settings
         self.counts = getattr(rows, "counts", RowCounts())
         known = find_rows(self.folder)
-        settings.check_serves(self.folder, config, final, target)
+        settings.validate_for(self.folder, config, final, target)
         keys = [key for key, _ in keys_of(rows)]
         if missing := [index for index, key in enumerate(keys) if key not in known]:
             remedy = "Let StateWriter(...).write(rows) add what is missing; hf-domino train does so."
             value = f"one without row {missing[0]} ({len(missing)} of {len(rows)} are missing)"
-            raise refusal(str(folder), "a folder of hidden states of all rows", value, remedy)
+            raise invalid_argument(str(folder), "a folder of hidden states of all rows", value, remedy)
         self._places = [known[key] for key in keys]
         self._open: dict[Path, Any] = {}  # memory-mapped shards
 
@@ -152,10 +157,10 @@ class CachedRows(Dataset):
         return len(self.rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_open": {}}  # maps of files are opened anew in each process
+        return self.__dict__ | {"_open": {}}  # each process opens its own memory maps
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        """Row `index` with `hidden_states` `[S, C, H]`."""
+        """Return example `index` with its `hidden_states` `[S, C, H]`."""
         shard, start, end = self._places[index]
         if shard not in self._open:
             self._open[shard] = safe_open(shard, framework="pt").get_slice("hidden_states")
@@ -163,8 +168,8 @@ class CachedRows(Dataset):
 
 
 def keys_of(rows: Any) -> list[tuple[int, int]]:
-    """Key and length of each row; the key, by which it is found, is 64 bits of a digest of its token ids."""
-    if hasattr(rows, "token_batches"):  # whole columns at once, of rows that lie on disk
+    """Return the key and the length of each example; the key is a 64-bit digest of its token ids."""
+    if hasattr(rows, "token_batches"):  # examples that are stored on disk are read many at once
         texts = (ids for flat, lengths in rows.token_batches() for ids in np.split(flat, lengths.cumsum()[:-1]))
     else:
         texts = (rows[index]["input_ids"] for index in range(len(rows)))

@@ -1,4 +1,4 @@
-"""Hidden states are written, by forwards over rows of like length.
+"""Compute and write hidden states, with target forwards over examples of similar length.
 
 Shapes: S sequence length, C hidden states kept per token, H hidden size.
 """
@@ -18,10 +18,10 @@ from torch.nn.utils.rnn import pad_sequence
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel
 
+from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.dtypes import dtype_of
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import write_whole
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.target.identity import identify
 from hf_domino.target.view import TargetModel
@@ -48,19 +48,21 @@ NOT_FINITE = (
 
 
 class StateWriter:
-    """Writes what a folder of hidden states lacks.
+    """Writes the hidden states that a folder lacks.
 
     Args:
         target (`PreTrainedModel`): The target, in evaluation mode.
-        config (`DominoConfig`): Of the drafter that is to read them, for `target_layer_ids`.
-        folder (`str` or `Path`): Where; it need not exist. What is there is kept, if it is of this target and layers.
-        dtype (`str`, *optional*, defaults to `"bfloat16"`): To store them in: that, `"float16"`, `"float32"`, or
-            `"auto"` for the target's own, in which training is the same bit for bit where batches are.
-        final (`bool`, *optional*, defaults to `False`): Keep the state that lm_head reads too, for distillation.
-        autocast (`Callable`, *optional*): Gives the context of the forwards, as training has it.
-        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): This process and the number of processes.
-        max_shard_bytes (`int`, *optional*): Largest file. Rows are collected for it in memory, and lost with a process
-            that dies.
+        config (`DominoConfig`): Configuration of the drafter that will read the states, for `target_layer_ids`.
+        folder (`str` or `Path`): Folder for the states; it does not have to exist. States that it already holds are
+            kept if they belong to this target and these layers.
+        dtype (`str`, *optional*, defaults to `"bfloat16"`): dtype in which to store the states: `"bfloat16"`,
+            `"float16"`, `"float32"`, or `"auto"` for the target's own dtype. With `"auto"`, training gives bit for bit
+            the same result as without stored states, provided that the target runs over the same batches.
+        final (`bool`, *optional*, defaults to `False`): Keep the state that lm_head reads, too, for distillation.
+        autocast (`Callable`, *optional*): Returns the autocast context of the forwards, the same as in training.
+        shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): Index of this process and number of processes.
+        max_shard_bytes (`int`, *optional*): Size of the largest file in bytes. States are collected in memory until a
+            file is full, so a process that dies loses the ones that it has not written.
 
     Raises:
         ValueError: If the folder was begun with another target, other layers or another dtype.
@@ -85,37 +87,37 @@ class StateWriter:
         wanted = StateSettings(identify(target), layer_ids, config.hidden_size, name, final)
         self.settings = StateSettings.load(self.folder) or wanted
         if self.settings is wanted:
-            write_whole(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
-        self.settings.check_serves(self.folder, config, final, target)
+            write_atomic(self.folder / INDEX_FILE, json.dumps(asdict(wanted), indent=2) + "\n")
+        self.settings.validate_for(self.folder, config, final, target)
         if self.settings.dtype != wanted.dtype:
             made = f"{self.settings.dtype!r}, the dtype of the states in {folder}"
-            raise refusal("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
+            raise invalid_argument("cache_dtype", made, wanted.dtype, START_AGAIN.format(folder=folder))
         self._autocast = autocast
         self._shard = shard
         self._max_bytes = max_shard_bytes
 
     def missing(self, rows: Any) -> dict[int, tuple[int, int]]:
-        """Keys of the rows whose states the folder lacks, each with its length and place.
+        """Find the examples whose states the folder lacks; return length and index of each by key.
 
         Args:
-            rows (`Sequence[dict]`): With `input_ids`; equal ones are one.
+            rows (`Sequence[dict]`): Examples with `input_ids`. Examples with the same tokens count once.
         """
         known = find_rows(self.folder)
         return {key: (length, index) for index, (key, length) in enumerate(keys_of(rows)) if key not in known}
 
     def write(self, rows: Any, tokens_per_forward: int = 8192, progress: bool = True) -> None:
-        """Run the target over the rows that are missing, this process's share of them.
+        """Run the target over this process's share of the missing examples, and write their states.
 
-        Rows are sorted by length, so that batches hold little padding.
+        Examples are sorted by length, so that batches have little padding.
 
         Args:
-            rows (`Sequence[dict]`): With `input_ids`.
-            tokens_per_forward (`int`, *optional*, defaults to 8192): Most tokens of a batch, padding included; at
-                least one row.
+            rows (`Sequence[dict]`): Examples with `input_ids`.
+            tokens_per_forward (`int`, *optional*, defaults to 8192): Maximum number of tokens in a batch, padding
+                included. A batch has at least one example, even if that is longer.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
-            ValueError: If the disk has not enough room for them, or a state is not finite.
+            ValueError: If the disk has too little free space for the states, or a state is not finite.
         """
         missing = self.missing(rows)
         process, num_processes = self._shard
@@ -127,12 +129,14 @@ class StateWriter:
         takes = f"{needed:.3g} GB: {num_tokens} tokens of {settings.bytes_per_token} bytes ({settings.num_states} "
         takes += f"states of {settings.hidden_size} in {settings.dtype})"
         if needed > free:
-            raise refusal(f"the free space for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM)
+            raise invalid_argument(
+                f"the free space for {self.folder}", f"at least {takes}", f"{free:.3g} GB", MAKE_ROOM
+            )
         notice(f"hidden states of {len(missing)} examples take {takes} in {self.folder}; {free:.3g} GB are free.")
         if settings.final:
             with self._autocast():
                 check_final(self.target)
-        # Which process does a row depends on the row alone.
+        # Only the example itself decides which process writes its states.
         mine = {key: place for key, place in missing.items() if key % num_processes == process}
         batches: list[list[int]] = [[]]
         for key in sorted(mine, key=lambda key: (mine[key][0], key)):
@@ -154,15 +158,15 @@ class StateWriter:
             write_shard(self.folder, shard)
 
     def _forward(self, texts: list[Sequence[int]]) -> list[torch.Tensor]:
-        """Hidden states `[S, C, H]` on the CPU of each of some rows."""
+        """Compute the hidden states `[S, C, H]` of some sequences, on the CPU."""
         ids = [torch.as_tensor(text, dtype=torch.int64) for text in texts]
-        # What fills up is never seen: it is on the right, and the target is causal.
+        # No attention mask is needed: the padding is on the right, where a causal target never sees it.
         padded = pad_sequence(ids, batch_first=True).to(self.target.input_device)
         with self._autocast():
             captured, final = read_target(self.target, {"input_ids": padded}, final=self.settings.final)
         parts = captured if final is None else (*captured, final)
         kept = torch.stack([part.to(dtype_of(self.settings.dtype)) for part in parts], dim=2).cpu()
         states = [row[: len(text)] for row, text in zip(kept, ids, strict=True)]
-        if not all(torch.isfinite(row).all() for row in states):  # a training from them would fail far from the cause
-            raise refusal(f"hidden states in {self.settings.dtype}", "finite", "inf or nan", NOT_FINITE)
+        if not all(torch.isfinite(row).all() for row in states):  # training on them would fail far from the cause
+            raise invalid_argument(f"hidden states in {self.settings.dtype}", "finite", "inf or nan", NOT_FINITE)
         return states

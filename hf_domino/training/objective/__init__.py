@@ -1,1 +1,1 @@
-"""What a drafter is trained on: anchors, the teacher-forced forward, losses, and options of theirs."""
+"""The training objective of a drafter: anchors, the teacher-forced forward, and losses with their options."""

@@ -1,9 +1,9 @@
-"""Batches of rows, their anchors and labels: which blocks are trained, and on what.
+"""Collate examples into batches, draw their anchors, and make the labels of the blocks that are trained.
 
-Many anchors of a sequence are trained side by side, each scored on the tokens that its block would propose (arXiv
+Many anchors of a sequence are trained side by side. Each is scored on the tokens that its block should propose (arXiv
 2605.29707, 2602.06036).
 
-Shapes: B batch, S sequence length, C hidden states kept per token, H hidden size, N blocks per row, K block size.
+Shapes: B batch, S sequence length, C hidden states kept per token, H hidden size, N blocks per sequence, K block size.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.side_by_side import UNUSED, block_positions, gather_positions
 from hf_domino.training.objective.forward import STATES, Batch
 
-TRAINING_STREAM, EVALUATION_STREAM = range(2)  # keep apart what is drawn for one use and another
+TRAINING_STREAM, EVALUATION_STREAM = range(2)  # seeds that make training and evaluation draw different anchors
 
 
 def sample_anchors(batch: Batch, num_anchors: int, *seeds: int) -> torch.Tensor:
-    """Draw up to `num_anchors` anchors per row, without replacement.
+    """Draw up to `num_anchors` anchors per sequence, without replacement.
 
-    What a row draws depends on `seeds` and the row alone, so several processes, smaller batches and a resumed run draw
-    what one large batch does. Rows with the same tokens draw the same.
+    The anchors of a sequence depend only on `seeds` and its tokens. So several processes, smaller batches or a resumed
+    run draw the same anchors as one large batch, and sequences with the same tokens get the same anchors.
 
     Args:
         batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`.
-        num_anchors (`int`): Most anchors of a row.
-        seeds (`int`): Seeds beside the row's tokens.
+        num_anchors (`int`): Maximum number of anchors of a sequence.
+        seeds (`int`): Seeds that are combined with the tokens of the sequence.
 
     Returns:
-        `torch.Tensor`: `[B, N]` int64 on the batch's device, increasing, filled up with `UNUSED`; N is at least 1.
+        `torch.Tensor`: `[B, N]` int64 on the batch's device, increasing, padded with `UNUSED`; N is at least 1.
     """
     rows = []
-    # Their own token and its successor are both supervised.
+    # A token can be an anchor if it and its successor are both supervised.
     candidates = F.pad(batch["loss_mask"].bool(), (0, 1))
     candidates = candidates[:, :-1] & candidates[:, 1:]
     for row, ids, seen in zip(candidates.cpu(), batch["input_ids"].cpu(), batch["attention_mask"].cpu(), strict=True):
@@ -54,14 +54,14 @@ def sample_anchors(batch: Batch, num_anchors: int, *seeds: int) -> torch.Tensor:
 
 
 def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple: int = 1) -> Batch:
-    """Pad rows on the right to a length S that is a multiple.
+    """Collate examples into a batch, padded on the right to a length S that is divisible by `multiple`.
 
     Returns:
-        `dict[str, torch.Tensor]`: `input_ids`, `loss_mask` and `attention_mask`, `[B, S]` int64; of rows that carry
-        them `hidden_states` `[B, S, C, H]`, too.
+        `dict[str, torch.Tensor]`: `input_ids`, `loss_mask` and `attention_mask`, `[B, S]` int64, and `hidden_states`
+        `[B, S, C, H]` if the examples have them.
 
     Raises:
-        ValueError: If they are not such rows, but records of text from a dataset without length.
+        ValueError: If the examples are not tokenized, as with records of text from a data set without a length.
     """
     if "loss_mask" not in rows[0]:
         fields = ", ".join(f"`{field}`" for field in rows[0])
@@ -83,26 +83,26 @@ def collate_rows(rows: Sequence[dict[str, Any]], pad_token_id: int = 0, multiple
 
 
 def collate_and_draw(collate: Callable[[Any], Batch], args: Any, epoch: torch.Tensor, rows: Any) -> Batch:
-    """Collate training rows, and draw their `anchors` `[B, N]` on a CPU: no device is waited for."""
+    """Collate training examples, and draw their `anchors` `[B, N]` on the CPU, so that nothing waits for the device."""
     batch = collate(rows)
     anchors = sample_anchors(batch, args.num_anchors, args.seed, TRAINING_STREAM, int(epoch))
-    if args.is_static:  # of one shape whatever the text is, for devices that run what was recorded
+    if args.is_static:  # the same shape whatever the text is, so that devices can replay recorded work
         anchors = F.pad(anchors, (0, args.num_anchors - anchors.shape[1]), value=UNUSED)
     return batch | {"anchors": anchors}
 
 
 def block_labels(batch: Batch, config: DominoConfig, loss_decay: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The token each block position should predict, and how much it counts.
+    """Return the token that each block position should predict, and its weight in the loss.
 
     Position k predicts the token at a+k+1 with `shift_label`, else a+k. Its weight is valid * loss_mask(label) *
-    exp(-max(k - o, 0) / loss_decay) with o = `config.label_offset`; valid means that the block is used, its label is
-    inside the sequence and k >= o (without `shift_label`, position 0 would learn to copy the anchor).
+    exp(-max(k - o, 0) / loss_decay) with o = `config.label_offset`; valid means that the block is used, the label is
+    inside the sequence and k >= o (without `shift_label`, position 0 would only learn to copy the anchor).
 
     Args:
         batch (`dict[str, torch.Tensor]`): `input_ids` `[B, S]`; `loss_mask` `[B, S]`, nonzero where the token is
             supervised; `anchors` `[B, N]`.
-        config (`DominoConfig`): For `block_size` and `label_offset`.
-        loss_decay (`float`): Positions after which a weight has fallen to 1/e.
+        config (`DominoConfig`): The drafter's configuration, of which `block_size` and `label_offset` are read.
+        loss_decay (`float`): Number of positions after which a weight has fallen to 1/e.
 
     Returns:
         `tuple[torch.Tensor, torch.Tensor]`: Labels `[B, N, K]` int64 and weights `[B, N, K]` fp32.

@@ -1,15 +1,15 @@
-"""The base-anchored loss: cross-entropy of corrected and base logits, as the formula says.
+"""The base-anchored loss: cross-entropy of the corrected and of the base logits.
 
-L = (1 - lambda_base) CE(corrected) + lambda_base CE(base), each a weighted sum over one global batch divided by the
-sum of the weights; lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). Without a correction head it is CE(base).
-With a draft vocabulary both are over its tokens, and labels that are not among them carry no loss.
+L = (1 - lambda_base) CE(corrected) + lambda_base CE(base). Each CE is a weighted sum over one global batch, divided by
+the sum of the weights, and lambda_base falls linearly from 1 to 0 (arXiv 2605.29707). Without a correction head, L is
+CE(base). With a draft vocabulary, both CE are over its tokens, and labels that are not among them carry no loss.
 
-With distillation each CE(label) is (1 - weight) CE(label) + weight D, where D is KL(target || drafter) (arXiv
-1503.02531). The distribution of the token at position p is the target's after position p - 1; with a draft vocabulary,
-that of its tokens, renormalised.
+With distillation, each CE(label) becomes (1 - weight) CE(label) + weight D, where D is KL(target || drafter) (arXiv
+1503.02531). For the token at position p, the target's distribution is the one after position p - 1; with a draft
+vocabulary, it is renormalised over the tokens of that vocabulary.
 
-Shapes: N blocks, K block size, M of their positions, H hidden size, G width of a head's state, D tokens that are
-drafted, all of the target's or fewer.
+Shapes: N blocks, K block size, M of their positions, H hidden size, G width of a head's state, D drafted tokens (all of
+the target's or fewer).
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from hf_domino.target.view import TargetModel
 
 
 class ScoredBlocks(NamedTuple):
-    """Blocks, and what their positions are scored on.
+    """Blocks, and everything that scoring their positions needs.
 
     Args:
         hidden (`torch.Tensor`): Draft hidden states `[N, K, H]`.
-        states (`torch.Tensor`, *optional*): The head's states `[N, K, G]` used with them; None without a head.
-        labels (`torch.Tensor`): Columns of the labels `[N, K]` int64; -1 where the label is not drafted, which counts
-            and carries no loss.
+        states (`torch.Tensor`, *optional*): The head's states at these positions `[N, K, G]`; None without a head.
+        labels (`torch.Tensor`): Columns of the labels `[N, K]` int64; -1 if the draft vocabulary lacks the label. Such
+            a label counts as a miss, but carries no loss.
         weights (`torch.Tensor`): `[N, K]` fp32, 0 where a label does not count.
-        final (`torch.Tensor`, *optional*): The target's final hidden states `[N, K, H]` before the labels, to learn
-            from.
+        final (`torch.Tensor`, *optional*): The target's final hidden states `[N, K, H]` one position before the labels,
+            for distillation.
     """
 
     hidden: torch.Tensor
@@ -45,27 +45,28 @@ class ScoredBlocks(NamedTuple):
     final: torch.Tensor | None = None
 
     def split(self, size: int) -> list[ScoredBlocks]:
-        """Cut into pieces of at most `size` blocks."""
+        """Split into pieces of at most `size` blocks."""
         count = -(-len(self.labels) // size)
         pieces = [(None,) * count if value is None else value.split(size) for value in self]
         return [ScoredBlocks(*piece) for piece in zip(*pieces, strict=True)]
 
 
-ALPHA = 0.5  # smoothing of dynamic weights, in (0, 1]: at 0 all of them may vanish
+ALPHA = 0.5  # smoothing of dynamic weights, in (0, 1]; at 0, all of them could vanish
 
 
 class DraftLosses(NamedTuple):
     """Weighted sums of losses in fp32, not yet divided by the weights of the global batch.
 
     Args:
-        loss (`torch.Tensor`): Scalar, what is trained: both terms always take part, so that every parameter has a
-            gradient.
-        base (`torch.Tensor`): Scalar, of the base logits; a figure without gradient, as is the next one.
-        corrected (`torch.Tensor`): Scalar, of the corrected logits; equal to `base` without a correction head.
-        is_correct (`torch.Tensor`): `[N, K]` bool, whether the drafter's first choice is the label, where that carries
-            a loss.
-        is_base_correct (`torch.Tensor`): The same of the base logits; while gradients are followed, which would pay
-            for one more pass over the logits, `is_correct` itself.
+        loss (`torch.Tensor`): Scalar, the loss that is trained. Both terms always take part, so that every parameter
+            has a gradient.
+        base (`torch.Tensor`): Scalar, the loss of the base logits, for logging and without gradient.
+        corrected (`torch.Tensor`): Scalar, the loss of the corrected logits, also without gradient; equal to `base`
+            without a correction head.
+        is_correct (`torch.Tensor`): `[N, K]` bool, True where the label carries a loss and is the drafter's first
+            choice.
+        is_base_correct (`torch.Tensor`): The same for the base logits. While gradients are computed, it is `is_correct`
+            itself, which saves a pass over the logits.
     """
 
     loss: torch.Tensor
@@ -76,16 +77,16 @@ class DraftLosses(NamedTuple):
 
 
 def lambda_base_at(step: int, num_steps: int, decay_ratio: float, start: float = 1.0) -> float:
-    """Share of the base term: `start` at step 0, 0 from `decay_ratio * num_steps` on, linear between.
+    """Compute the share of the base term: `start` at step 0, falling linearly to 0 at `decay_ratio * num_steps`.
 
     Args:
-        step (`int`): Optimizer steps done.
-        num_steps (`int`): Optimizer steps of the whole training.
-        decay_ratio (`float`): Share of training over which it falls, in [0, 1].
-        start (`float`, *optional*, defaults to 1.0): In [0, 1]; below 1 to train a drafter further.
+        step (`int`): Number of optimizer steps done.
+        num_steps (`int`): Number of optimizer steps of the whole training.
+        decay_ratio (`float`): Share of the training over which it falls, in [0, 1].
+        start (`float`, *optional*, defaults to 1.0): Share at step 0, in [0, 1]; below 1 to train a drafter further.
 
     Returns:
-        `float`: In [0, 1].
+        `float`: The share, in [0, 1].
 
     Example:
     ```python
@@ -101,12 +102,12 @@ def lambda_base_at(step: int, num_steps: int, decay_ratio: float, start: float =
 
 
 def dynamic_weights(confidence: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """D-PACE: weights of a block's positions that follow what limits acceptance now (arXiv 2605.18810, eq. 7 to 9).
+    """Weight the positions of a block by how much each limits acceptance now (D-PACE, arXiv 2605.18810, eq. 7 to 9).
 
-    With q_i the drafter's probability of the label at position i and q~_i = (1 - ALPHA) q_i + ALPHA, the weight of
-    position j is the sum over m >= j of the product over i <= m of q~_i: without smoothing, the derivative of the
-    expected accepted length with respect to log q_j. Labels that do not count are passed by, with weight 0. Weights
-    carry no gradient, and are not divided by their sum: their size is part of the objective.
+    Let q_i be the drafter's probability of the label at position i, and q~_i = (1 - ALPHA) q_i + ALPHA. The weight of
+    position j is the sum over m >= j of the product over i <= m of q~_i. Without smoothing, this is the derivative of
+    the expected accepted length with respect to log q_j. Labels that do not count are skipped and get weight 0. The
+    weights carry no gradient, and they are not divided by their sum, because their size is part of the objective.
 
     Args:
         confidence (`torch.Tensor`): The drafter's probability of each label `[..., K]`.
@@ -127,7 +128,7 @@ def dynamic_weights(confidence: torch.Tensor, counts: torch.Tensor) -> torch.Ten
 
 
 def corrected_positions(config: DominoConfig, device: torch.device) -> torch.Tensor:
-    """Which positions of a block are corrected, `[K]` bool; base logits are final at the others."""
+    """Return which positions of a block the head corrects, `[K]` bool; the others keep their base logits."""
     return torch.arange(config.block_size, device=device) >= config.label_offset + config.pure_draft_prefix_len
 
 
@@ -138,17 +139,17 @@ def draft_logits(
     states: torch.Tensor | None,
     is_corrected: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Base and corrected logits of some positions.
+    """Compute the base and the corrected logits of some positions.
 
     Args:
-        drafter (`DominoDraftModel`): For the correction head.
-        target (`TargetModel`): For lm_head.
+        drafter (`DominoDraftModel`): The drafter, for its correction head.
+        target (`TargetModel`): The target, for its lm_head.
         hidden (`torch.Tensor`): Draft hidden states `[..., H]`.
         states (`torch.Tensor`, *optional*): The head's states `[..., G]`; None without a correction head.
         is_corrected (`torch.Tensor`): `[...]` bool, from [`corrected_positions`].
 
     Returns:
-        `tuple[torch.Tensor, torch.Tensor]`: Both `[..., D]` in fp32; the same tensor without a correction head.
+        `tuple[torch.Tensor, torch.Tensor]`: Both `[..., D]` in fp32; the same tensor twice without a correction head.
     """
     base = drafter.logits(target, hidden).float()
     head = drafter.head
@@ -160,18 +161,21 @@ def draft_logits(
 
 @torch.no_grad()
 def teach(vocabulary: DraftVocabulary, target: TargetModel, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's probabilities `[M, D]` in fp32, and their entropy in nats `[M]`, of its last states `[M, H]`."""
+    """Compute the target's probabilities `[M, D]` in fp32 and their entropy `[M]` in nats from its states `[M, H]`."""
     log_probs = F.log_softmax(vocabulary.logits(target, final).float(), dim=-1)
     probs = log_probs.exp()
     return probs, log_probs.mul_(probs).sum(dim=-1).neg()
 
 
 class LeanCrossEntropy(torch.autograd.Function):
-    """Cross-entropies `[M]` in a third of autograd's passes over `[M, D]`, with a gradient in place; used once."""
+    """Cross-entropy with a third of autograd's passes over the logits.
+
+    The gradient is computed in place, so the backward pass can run only once.
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-        """Of logits `[M, D]`, and labels `[M]` or probabilities `[M, D]`; keeps the log-probabilities."""
+        """Return losses `[M]` of logits `[M, D]`, given labels `[M]` or probabilities `[M, D]`."""
         log_probs = F.log_softmax(logits, dim=-1)
         ctx.save_for_backward(log_probs, expected)
         if expected.ndim == 1:
@@ -180,7 +184,7 @@ class LeanCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        """Probabilities less what was expected, times `gradient` `[M]`."""
+        """Return the probabilities minus the expected ones, times `gradient` `[M]`."""
         log_probs, expected = ctx.saved_tensors
         probs = log_probs.exp_()
         if expected.ndim == 1:

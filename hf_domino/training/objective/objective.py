@@ -1,13 +1,14 @@
-"""What one batch is trained on: its labels, what the target made of it, and the losses of the blocks drafted over it.
+"""The training objective of one batch: its labels, the target's hidden states, and the losses of the drafted blocks.
 
-In training, all that uses the drafter's weights is called from inside the wrapped model's forward, where data-parallel
-wrappers follow it: `model(within=partial(objective.score, batch))`.
+In training, everything that uses the drafter's weights is called inside the forward of the wrapped model, because
+data-parallel wrappers only follow what happens there: `model(within=partial(objective.score, batch))`.
 
-Positions are scored chunk by chunk, and the gradients of a chunk are made while its logits are there: they are not
-computed again in the backward pass, which only scales what was found (as Liger's fused losses do, arXiv 2410.10989).
-lm_head is called and differentiated as a module, so it may be quantised or offloaded.
+Blocks are scored in chunks, and the gradients of a chunk are computed while its logits are in memory. The backward pass
+does not compute the logits again; it only scales these gradients (as Liger's fused losses do, arXiv 2410.10989).
+lm_head is called and differentiated as a module, so it can be quantised or offloaded.
 
-Shapes: B batch, S sequence length, N blocks per row, later all of them, K block size, M of their positions.
+Shapes: B batch, S sequence length, N blocks per sequence (in `ScoredBlocks`, blocks of all sequences), K block size, M
+scored positions of N blocks.
 """
 
 from __future__ import annotations
@@ -35,20 +36,22 @@ from hf_domino.training.objective.losses import (
     teach,
 )
 
-# Positions after which a loss weight has fallen to 1/e (arXiv 2605.29707, 2602.06036); of others a little under half.
+# Positions after which a loss weight has fallen to 1/e (arXiv 2605.29707, 2602.06036). Other block sizes get a little
+# under half their size.
 LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
-MOST_LOGITS = 2**25  # that are held at once
-POSITIONS_IN_CACHE = 256  # their logits stay in a CPU's caches, and still share one reading of lm_head
+MOST_LOGITS = 2**25  # that are in memory at once
+# Few enough that their logits stay in a CPU's caches, and enough to share one read of lm_head's weights.
+POSITIONS_IN_CACHE = 256
 
 
 class Objective:
-    """Scores batches with `anchors`; holds no weights of its own.
+    """Scores batches with `anchors`; it has no weights of its own.
 
     Args:
-        drafter (`DominoDraftModel`): The drafter itself, not a wrapper of it.
+        drafter (`DominoDraftModel`): The drafter itself, not a wrapper around it.
         target (`TargetModel`): The frozen target.
-        args (`TrainingFields`): For `loss_decay` and the loss options.
-        autocast (`Callable`): Gives the context in which the forward runs.
+        args (`TrainingFields`): Arguments, of which `loss_decay` and the loss options are read.
+        autocast (`Callable`): Returns the autocast context in which the forward runs.
     """
 
     def __init__(
@@ -71,11 +74,11 @@ class Objective:
         self._autocast = autocast
 
     def label(self, batch: Batch, evaluating: bool = False) -> None:
-        """Add what is scored to a batch: `columns` of the labels and `weights`, both `[B, N, K]`, and `loss_weight`.
+        """Add the labels to a batch: `columns` and `weights`, both `[B, N, K]`, and the scalar `loss_weight`.
 
-        As in [`~training.objective.anchors.block_labels`]; with D-PACE, weights do not fall along the block in
-        training. Columns are -1 where the label is not drafted. `loss_weight`, the sum of the weights of the others, is
-        what losses are to be divided by.
+        Labels and weights come from [`~training.objective.anchors.block_labels`]; with D-PACE, training weights do not
+        fall along the block. A column is -1 if the draft vocabulary lacks the label. `loss_weight` is the sum of the
+        weights of all other labels, by which the losses are divided later.
         """
         is_dynamic = self.args.position_weights == "dpace" and not evaluating
         decay = math.inf if is_dynamic else self.loss_decay
@@ -84,14 +87,14 @@ class Objective:
         batch["loss_weight"] = (batch["weights"] * (batch["columns"] >= 0)).sum()
 
     def score(self, batch: Batch, lambda_base: float | None = None) -> DraftLosses:
-        """Draft and score the blocks of a batch, `[B * N]` of them.
+        """Draft and score the B * N blocks of a batch.
 
         Args:
-            batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` `[B, S]`, `anchors` `[B, N]`, what
-                [`~Objective.label`] adds, which is done here otherwise, and `hidden_states` `[B, S, C, H]` where the
-                target is not to run.
-            lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated,
-                by the published loss whatever is trained, so that trainings compare.
+            batch (`dict[str, torch.Tensor]`): `input_ids` and `loss_mask` `[B, S]`, `anchors` `[B, N]`, and optionally
+                `hidden_states` `[B, S, C, H]`, with which the target does not run. If the columns of
+                [`~Objective.label`] are missing, they are added.
+            lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated
+                with the published loss, whatever the loss options are, so that different trainings can be compared.
         """
         if "columns" not in batch:
             self.label(batch, evaluating=lambda_base is None)
@@ -102,7 +105,7 @@ class Objective:
         with self._autocast():
             captured, final = read_target(self.target, batch, final=learns)
             hidden, states = draft_blocks(drafter, self.target, batch, drafter.fuse_context(captured))
-            if final is not None:  # from which the target predicts the labels; of any position without a label
+            if final is not None:  # take the states from which the target predicts the labels
                 positions = block_positions(anchors, config.block_size) - config.label_offset
                 rows = torch.arange(len(anchors), device=anchors.device)[:, None, None]
                 final = final[rows, positions.clamp(0, final.shape[1] - 1)]
@@ -111,10 +114,10 @@ class Objective:
             return self._score_in_chunks(ScoredBlocks(*flat), lambda_base)
 
     def _score_in_chunks(self, blocks: ScoredBlocks, lambda_base: float | None) -> DraftLosses:
-        """Score blocks whose logits are never all in memory at once, each with its gradients where they are wanted."""
+        """Score blocks in chunks, so that their logits are never all in memory, and compute gradients if needed."""
         config = self.drafter.config
         chunks = blocks.split(max(1, self.max_logits // (config.draft_width * config.block_size)))
-        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # which makes its own backward pass
+        if not torch.is_grad_enabled() or torch.compiler.is_compiling():  # the compiler makes its own backward pass
             return _sum_up([self._score_chunk(chunk, lambda_base) for chunk in chunks])
         trained = [parameter for parameter in self.drafter.head_parameters() if parameter.requires_grad]
         inputs = {name: field for name, field in blocks._asdict().items() if field is not None and field.requires_grad}
@@ -138,10 +141,10 @@ class Objective:
         return losses._replace(loss=_WithGradients.apply(losses.loss, found, *inputs.values(), *trained))
 
     def _score_chunk(self, chunk: ScoredBlocks, lambda_base: float | None) -> DraftLosses:
-        """Score N blocks whose logits fit into memory, as the formula says.
+        """Score N blocks whose logits fit into memory, by the formula of `losses.py`.
 
-        On a CPU, logits are made at the M positions alone that carry a loss: that reads how many there are and saves
-        their products. Elsewhere they are made at all, and shapes do not depend on the text.
+        On a CPU, logits are computed only at the M positions that carry a loss, which saves the products of the others.
+        Elsewhere they are computed at all positions, so that shapes do not depend on the text.
         """
         drafter = self.drafter
         target = self.target
@@ -179,7 +182,7 @@ class Objective:
                 probs, entropy = taught
                 learned = LeanCrossEntropy.apply(logits, probs) - entropy
                 share = self.args.distillation_weight
-                # At 1, no passes over the logits are made for a gradient that counts nothing.
+                # At a share of 1, `lerp` would only cost passes over the logits for a gradient of zero.
                 losses = learned if share == 1 else torch.lerp(losses, learned, share)
             return (put_back(losses) * scale).sum()
 
@@ -204,15 +207,15 @@ def _sum_up(parts: list[DraftLosses]) -> DraftLosses:
 
 
 class _WithGradients(torch.autograd.Function):
-    """A loss with the gradients of what it was made of, which are known already."""
+    """A loss whose gradients are already computed."""
 
     @staticmethod
     def forward(ctx: Any, loss: torch.Tensor, gradients: list[torch.Tensor], *inputs: torch.Tensor) -> torch.Tensor:
-        """The loss, of which `gradients` are those with respect to `inputs`."""
+        """Return the loss; `gradients` are its gradients with respect to `inputs`."""
         ctx.gradients = gradients
         return loss
 
     @staticmethod
     def backward(ctx: Any, grad_loss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """What was found, times the gradient of the sum; scaled where it lies, so it serves once."""
+        """Return the gradients times `grad_loss`; they are scaled in place, so this can run only once."""
         return None, None, *(gradient.mul_(grad_loss) for gradient in ctx.__dict__.pop("gradients"))

@@ -1,7 +1,7 @@
-"""What the operations ask of their inputs, in one place, so that both implementations refuse the same.
+"""Validates the inputs of the operations, in one place so that both implementations reject the same inputs.
 
-Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
-width of the state.
+Shapes: B rows, L branches per row, S branches per row at the previous depth, V vocabulary, M candidates, R low rank, H
+width of embeddings, G width of the state.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def check_choice(
     noise: torch.Tensor | None,
     temperature: float | None,
 ) -> None:
-    """Check the inputs of `correct_and_choose`.
+    """Validate the inputs of `correct_and_choose`.
 
     Raises:
-        ValueError: Names the field, its value, what is allowed and the way out.
+        ValueError: If an input is invalid. The message names it, its value, what is allowed and how to fix it.
     """
     _check_floats(base_logits=base_logits, up_weight=up_weight)
     _check_shape("up_weight", up_weight, ("V", None), ("R", None))
@@ -55,10 +55,10 @@ def check_gru(
     weight_hh: torch.Tensor,
     embedding: torch.Tensor | None,
 ) -> None:
-    """Check the inputs of `gru_step`.
+    """Validate the inputs of `gru_step`.
 
     Raises:
-        ValueError: Names the field, its value, what is allowed and the way out.
+        ValueError: If an input is invalid. The message names it, its value, what is allowed and how to fix it.
     """
     _check_floats(state=state)
     _check_shape("state", state, ("B", None), ("G", None))
@@ -82,10 +82,10 @@ def check_gru(
 
 
 def check_advance(products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor) -> None:
-    """Check the inputs of `advance_lanes`.
+    """Validate the inputs of `advance_branches`.
 
     Raises:
-        ValueError: Names the field, its value, what is allowed and the way out.
+        ValueError: If an input is invalid. The message names it, its value, what is allowed and how to fix it.
     """
     _check_floats(state=state)
     _check_shape("state", state, ("B", None), ("S", None), ("G", None))
@@ -106,10 +106,10 @@ def check_corrections(
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor,
 ) -> None:
-    """Check the inputs of `correct_lanes`.
+    """Validate the inputs of `correct_branches`.
 
     Raises:
-        ValueError: Names the field, its value, what is allowed and the way out.
+        ValueError: If an input is invalid. The message names it, its value, what is allowed and how to fix it.
     """
     _check_floats(base_logits=base_logits, up_weight=up_weight)
     _check_shape("up_weight", up_weight, ("V", None), ("R", None))

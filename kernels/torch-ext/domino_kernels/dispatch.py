@@ -1,7 +1,7 @@
-"""Which implementation runs: decided once per process, logged once, overridden in a `with` block.
+"""Chooses the implementation that runs: once per process, logged once; a `with` block can override the choice.
 
-The decision comes from the environment variable `DOMINO_KERNELS_BACKEND`, or is `"auto"`: Triton for CUDA tensors if it
-can be imported, PyTorch for all others.
+The choice comes from the environment variable `DOMINO_KERNELS_BACKEND`. It defaults to `"auto"`: Triton for CUDA
+tensors if it can be imported, and PyTorch for all others.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from contextvars import ContextVar
 
 import torch
 
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # the kernels add up in fp32
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)  # the kernels accumulate in fp32
 BACKENDS = ("auto", "reference", "triton")
-MAX_AUTO_ROWS = 8  # Triton's programs take rows one by one; for more, tensor cores do better
+MAX_AUTO_ROWS = 8  # the kernels process rows one by one; for more rows, PyTorch's tensor cores are faster
 ENVIRONMENT_VARIABLE = "DOMINO_KERNELS_BACKEND"
 
 logger = logging.getLogger(__name__)
@@ -27,11 +27,12 @@ _override: ContextVar[str | None] = ContextVar("domino_kernels_backend", default
 
 @contextmanager
 def use_backend(backend: str) -> Iterator[None]:
-    """Choose the implementation inside a `with` block, for the calling thread or task alone.
+    """Choose the implementation inside a `with` block, only for the calling thread or task.
 
     Args:
-        backend (`str`): `"reference"` is PyTorch; `"triton"` the kernels or an error; `"auto"` the kernels for up to
-            `MAX_AUTO_ROWS` rows of fp32, bf16 or fp16 on a CUDA device if Triton can be imported, else PyTorch.
+        backend (`str`): `"reference"` runs PyTorch. `"triton"` runs the kernels, or raises an error if they cannot run.
+            `"auto"` runs the kernels for up to `MAX_AUTO_ROWS` rows of fp32, bf16 or fp16 on a CUDA device if Triton
+            can be imported, and PyTorch otherwise.
 
     Raises:
         ValueError: If there is no such backend, or it is `"triton"` and Triton cannot be imported.
@@ -53,13 +54,14 @@ def use_backend(backend: str) -> Iterator[None]:
 
 
 def runs_triton(rows: torch.Tensor) -> bool:
-    """Whether the kernels would be used.
+    """Whether an operation would run the Triton kernels.
 
     Args:
-        rows (`torch.Tensor`): A tensor of the call with one entry per row in its first dimension, `[B, ...]`.
+        rows (`torch.Tensor`): One of the operation's inputs, with one entry per row in its first dimension,
+            `[B, ...]`.
 
     Raises:
-        ValueError: If Triton was asked for and cannot run on the tensor's device.
+        ValueError: If the backend is `"triton"` and cannot run on the tensor's device.
     """
     backend = _override.get() or _process_backend()
     if backend == "triton":
@@ -75,7 +77,7 @@ def runs_triton(rows: torch.Tensor) -> bool:
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton is installed; looked up without importing it."""
+    """Whether Triton is installed; this does not import it."""
     return importlib.util.find_spec("triton") is not None
 
 

@@ -1,7 +1,7 @@
-"""The operations: inputs are checked, then the kernel or its twin runs.
+"""The operations: each one validates its inputs, then runs the kernel or its reference.
 
-Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
-width of the state.
+Shapes: B rows, L branches per row, S branches per row at the previous depth, V vocabulary, M candidates, R low rank, H
+width of embeddings, G width of the state.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ def correct_and_choose(
 ) -> torch.Tensor:
     """Correct the base logits and choose one token per row: argmax of base + W2 SiLU(low_rank).
 
-    The correction head of Domino (arXiv 2605.29707). SiLU and corrections are rounded to the dtype of W2, corrected
-    logits to that of the base logits; sums are fp32. Of equal logits the first wins, as with `torch.argmax`.
+    This is the correction head of Domino (arXiv 2605.29707). SiLU and corrections are rounded to the dtype of W2, and
+    corrected logits to that of the base logits; sums are fp32. If logits are equal, the first one wins, as with
+    `torch.argmax`.
 
-    With noise E, standard exponential and one number per token, argmax of corrected / temperature - log E: a draw from
-    the softmax, the one that argmax of softmax / E is, and so `torch.multinomial` where its generator draws this noise.
-    Noise of 0 counts as the smallest normal number of fp32.
+    With standard exponential noise E, one number per token, it takes the argmax of corrected / temperature - log E.
+    This is a draw from the softmax. It equals the argmax of softmax / E, and therefore the draw of `torch.multinomial`
+    if its generator draws this noise. Noise of 0 is replaced by the smallest normal number of fp32.
 
     Args:
-        base_logits (`torch.Tensor`): `[B, V]`, or those of the candidates `[B, M]`.
-        low_rank (`torch.Tensor`): Hidden part and state part of W1, summed, `[B, R]`.
+        base_logits (`torch.Tensor`): Base logits of all tokens, `[B, V]`, or of the candidates, `[B, M]`.
+        low_rank (`torch.Tensor`): Sum of the products of W1 with the draft hidden state and the prefix state, `[B, R]`.
         up_weight (`torch.Tensor`): W2, `[V, R]`.
-        candidate_ids (`torch.Tensor`, *optional*): Tokens that may be chosen, int64 `[B, M]`; all of them if None.
-        noise (`torch.Tensor`, *optional*): Standard exponential, of all tokens also where candidates are given, fp32
-            `[B, V]`; the most likely token is taken if None.
-        temperature (`float`, *optional*): Sample at this temperature, only with noise; defaults to 1.
+        candidate_ids (`torch.Tensor`, *optional*): Tokens to choose among, int64 `[B, M]`; None for all tokens.
+        noise (`torch.Tensor`, *optional*): Standard exponential noise of all tokens, even if candidates are given, fp32
+            `[B, V]`; None for the most likely token.
+        temperature (`float`, *optional*, defaults to 1): Temperature to sample at; only with noise.
 
     Returns:
         `torch.Tensor`: Token ids, int64 `[B]`.
 
     Raises:
-        ValueError: If shapes, dtypes or devices do not fit, or a temperature comes without noise.
+        ValueError: If shapes, dtypes or devices do not fit, or a temperature is given without noise.
 
     Example:
     ```python
@@ -77,19 +78,19 @@ def gru_step(
     weight_hh: torch.Tensor,
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Advance a bias-free GRU by one token, gates in torch's order r, z, n.
+    """Advance a bias-free GRU by one token, with the gates in torch's order r, z, n.
 
-    r = sigmoid(W_ir x + W_hr h), z = sigmoid(W_iz x + W_hz h), n = tanh(W_in x + r * (W_hn h)), next state
-    (1 - z) * n + z * h (Cho et al. 2014, as `torch.nn.GRU` writes it). The kernel works in fp32 and rounds the next
-    state once; PyTorch rounds the gates too.
+    r = sigmoid(W_ir x + W_hr h), z = sigmoid(W_iz x + W_hz h), n = tanh(W_in x + r * (W_hn h)), and the next state is
+    (1 - z) * n + z * h (Cho et al. 2014, in the form of `torch.nn.GRU`). The kernel computes in fp32 and rounds the
+    next state once; PyTorch also rounds the gates.
 
     Args:
-        inputs (`torch.Tensor`): Embeddings `[B, H]`; with `embedding`, token ids, int64 `[B]`, all in [0, V).
+        inputs (`torch.Tensor`): Embeddings `[B, H]`, or with `embedding` token ids, int64 `[B]`, all in [0, V).
         state (`torch.Tensor`): Prefix state `[B, G]`.
         weight_ih (`torch.Tensor`): `[3G, H]`.
         weight_hh (`torch.Tensor`): `[3G, G]`.
-        embedding (`torch.Tensor`, *optional*): Table `[V, H]` that ids are looked up in. Not for targets whose
-            embedding module does more than that: give their embeddings.
+        embedding (`torch.Tensor`, *optional*): Table `[V, H]` in which ids are looked up. If the target's embedding
+            module does more than a lookup, pass embeddings as `inputs` instead.
 
     Returns:
         `torch.Tensor`: Next prefix state `[B, G]`.
@@ -113,15 +114,15 @@ def gru_step(
     return implementation.gru_step(inputs, state, weight_ih, weight_hh, embedding)
 
 
-def advance_lanes(
+def advance_branches(
     products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor
 ) -> torch.Tensor:
-    """Advance the states of a tree's lanes by a token each: what [`gru_step`] does behind W_ih x.
+    """Advance the states of a tree's branches by one token each, like [`gru_step`] but from the products W_ih x.
 
     Args:
-        products (`torch.Tensor`): The tokens' input products W_ih x, gates in the order r, z, n, `[B, L, 3G]`.
-        state (`torch.Tensor`): Prefix states of the lanes of the depth before, `[B, S, G]`.
-        owners (`torch.Tensor`): The one of those that each lane goes on from, int64 `[B, L]`, all in [0, S).
+        products (`torch.Tensor`): The tokens' input products W_ih x, with the gates in the order r, z, n, `[B, L, 3G]`.
+        state (`torch.Tensor`): Prefix states of the branches at the previous depth, `[B, S, G]`.
+        owners (`torch.Tensor`): Which of those branches each branch continues, int64 `[B, L]`, all in [0, S).
         weight_hh (`torch.Tensor`): `[3G, G]`.
 
     Returns:
@@ -133,33 +134,35 @@ def advance_lanes(
     Example:
     ```python
     >>> import torch
-    >>> from domino_kernels import advance_lanes
-    >>> state = torch.tensor([[[0.0], [0.8]]])  # of two lanes; behind the second one two go on
-    >>> advance_lanes(torch.zeros(1, 2, 3), state, torch.tensor([[1, 1]]), torch.zeros(3, 1))[..., 0]  # z = 1/2
+    >>> from domino_kernels import advance_branches
+    >>> state = torch.tensor([[[0.0], [0.8]]])  # of two branches; behind the second one two go on
+    >>> advance_branches(torch.zeros(1, 2, 3), state, torch.tensor([[1, 1]]), torch.zeros(3, 1))[..., 0]  # z = 1/2
     tensor([[0.4000, 0.4000]])
 
     ```
     """
     check_advance(products, state, owners, weight_hh)
-    implementation = _implementation("triton_lanes", state, products, weight_hh)
-    return implementation.advance_lanes(products, state, owners, weight_hh)
+    implementation = _implementation("triton_branches", state, products, weight_hh)
+    return implementation.advance_branches(products, state, owners, weight_hh)
 
 
-def correct_lanes(
+def correct_branches(
     base_logits: torch.Tensor,
     block_part: torch.Tensor,
     state_part: torch.Tensor,
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Correct the base logits of a depth's candidates for each of a tree's lanes, rounded as in [`correct_and_choose`].
+    """Correct the base logits of a depth's candidates for each branch of a tree.
+
+    Results are rounded as in [`correct_and_choose`].
 
     Args:
-        base_logits (`torch.Tensor`): Those of the candidates, `[B, M]`.
-        block_part (`torch.Tensor`): Hidden part of W1, `[B, R]`.
-        state_part (`torch.Tensor`): State part of W1 of each lane, `[B, L, R]`.
+        base_logits (`torch.Tensor`): Base logits of the candidates, `[B, M]`.
+        block_part (`torch.Tensor`): Product of W1 with the draft hidden state, `[B, R]`.
+        state_part (`torch.Tensor`): Product of W1 with the prefix state of each branch, `[B, L, R]`.
         up_weight (`torch.Tensor`): W2, `[V, R]`.
-        candidate_ids (`torch.Tensor`): The candidates, which all lanes of a row share, int64 `[B, M]`.
+        candidate_ids (`torch.Tensor`): The candidates, which all branches of a row share, int64 `[B, M]`.
 
     Returns:
         `torch.Tensor`: Corrected logits `[B, L, M]`, in the dtype of the base logits.
@@ -170,35 +173,35 @@ def correct_lanes(
     Example:
     ```python
     >>> import torch
-    >>> from domino_kernels import correct_lanes
+    >>> from domino_kernels import correct_branches
     >>> base, up_weight = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0], [0.0], [4.0]])
-    >>> correct_lanes(base, torch.zeros(1, 1), torch.tensor([[[0.0], [20.0]]]), up_weight, torch.tensor([[2, 0]]))
+    >>> correct_branches(base, torch.zeros(1, 1), torch.tensor([[[0.0], [20.0]]]), up_weight, torch.tensor([[2, 0]]))
     tensor([[[ 1.,  2.],
              [81.,  2.]]])
 
     ```
     """
     check_corrections(base_logits, block_part, state_part, up_weight, candidate_ids)
-    implementation = _implementation("triton_lanes", base_logits, block_part, state_part, up_weight)
-    return implementation.correct_lanes(base_logits, block_part, state_part, up_weight, candidate_ids)
+    implementation = _implementation("triton_branches", base_logits, block_part, state_part, up_weight)
+    return implementation.correct_branches(base_logits, block_part, state_part, up_weight, candidate_ids)
 
 
 def _implementation(kernel: str, rows: torch.Tensor, *others: torch.Tensor) -> ModuleType:
-    """The kernel's module, or the twins': the kernels have no backward, and read plain memory alone."""
+    """Return the kernel's module or the references' module: kernels have no backward and read only plain tensors."""
     tensors = rows, *others
     needs_gradient = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     is_plain = all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
     if needs_gradient or not is_plain or not runs_triton(rows):
         return reference
-    # Spelled out: who bundles these files follows imports.
+    # Each import is spelled out, because tools that bundle these files follow import statements.
     if kernel == "triton_choose":
         from . import triton_choose
 
         return triton_choose
-    if kernel == "triton_lanes":
-        from . import triton_lanes
+    if kernel == "triton_branches":
+        from . import triton_branches
 
-        return triton_lanes
+        return triton_branches
     from . import triton_gru
 
     return triton_gru

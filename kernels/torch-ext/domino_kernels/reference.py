@@ -1,10 +1,10 @@
-"""Plain PyTorch twins of the kernels: same names, same signatures, same roundings where that can be had.
+"""Plain PyTorch references of the kernels, with the same names and signatures, and the same rounding where possible.
 
-Domino (arXiv 2605.29707): corrected = base + W2 SiLU(W1 [z ; state]), where the state is that of a GRU that has read
+Domino (arXiv 2605.29707): corrected = base + W2 SiLU(W1 [z ; state]), where state is the state of a GRU that has read
 the tokens chosen so far.
 
-Shapes: B rows, L lanes of each, S lanes before them, V vocabulary, M candidates, R low rank, H width of embeddings, G
-width of the state.
+Shapes: B rows, L branches per row, S branches per row at the previous depth, V vocabulary, M candidates, R low rank, H
+width of embeddings, G width of the state.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-MIN_NOISE = torch.finfo(torch.float32).tiny  # for noise of 0, whose logarithm would make NaN of a forbidden token
+MIN_NOISE = torch.finfo(torch.float32).tiny  # replaces noise of 0, which would turn a forbidden score into NaN
 
 
 def correct_and_choose(
@@ -24,7 +24,7 @@ def correct_and_choose(
     noise: torch.Tensor | None = None,
     temperature: float | None = None,
 ) -> torch.Tensor:
-    """Twin of [`domino_kernels.correct_and_choose`]; see there."""
+    """Reference of [`domino_kernels.correct_and_choose`]."""
     activated = F.silu(low_rank)
     if candidate_ids is None:
         correction = F.linear(activated, up_weight)  # [B, V]
@@ -39,12 +39,12 @@ def correct_and_choose(
 
 
 def add_noise(scores: torch.Tensor, noise: torch.Tensor, temperature: float | None = None) -> torch.Tensor:
-    """Make scores whose argmax is a draw from softmax(scores / temperature): the exponential race, in logarithms.
+    """Add Gumbel noise, so that the argmax of the result is a draw from softmax(scores / temperature).
 
     Args:
         scores (`torch.Tensor`): `[..., N]`.
-        noise (`torch.Tensor`): Standard exponential, of the same shape.
-        temperature (`float`, *optional*): Defaults to 1.
+        noise (`torch.Tensor`): Standard exponential noise of the same shape; its negative logarithm is Gumbel noise.
+        temperature (`float`, *optional*, defaults to 1): Temperature to sample at.
 
     Returns:
         `torch.Tensor`: scores / temperature - log(noise), fp32 `[..., N]`.
@@ -59,21 +59,21 @@ def gru_step(
     weight_hh: torch.Tensor,
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Twin of [`domino_kernels.gru_step`]; see there."""
+    """Reference of [`domino_kernels.gru_step`]."""
     embeds = inputs if embedding is None else F.embedding(inputs, embedding)
     return torch.gru_cell(embeds, state, weight_ih, weight_hh)
 
 
-def advance_lanes(
+def advance_branches(
     products: torch.Tensor, state: torch.Tensor, owners: torch.Tensor, weight_hh: torch.Tensor
 ) -> torch.Tensor:
-    """Twin of [`domino_kernels.advance_lanes`]; see there."""
+    """Reference of [`domino_kernels.advance_branches`]."""
     before = state.gather(1, owners[..., None].expand(-1, -1, state.shape[2]))
     return step_from_products(products, before, weight_hh)
 
 
 def step_from_products(products: torch.Tensor, state: torch.Tensor, weight_hh: torch.Tensor) -> torch.Tensor:
-    """Advance a bias-free GRU by one token whose input products W_ih x are known.
+    """Advance a bias-free GRU by one token, given the token's input products W_ih x.
 
     Args:
         products (`torch.Tensor`): `[..., 3G]`.
@@ -90,14 +90,14 @@ def step_from_products(products: torch.Tensor, state: torch.Tensor, weight_hh: t
     return torch.lerp(torch.addcmul(new, reset, state_new).tanh(), state, update)
 
 
-def correct_lanes(
+def correct_branches(
     base_logits: torch.Tensor,
     block_part: torch.Tensor,
     state_part: torch.Tensor,
     up_weight: torch.Tensor,
     candidate_ids: torch.Tensor,
 ) -> torch.Tensor:
-    """Twin of [`domino_kernels.correct_lanes`]; see there."""
+    """Reference of [`domino_kernels.correct_branches`]."""
     low_rank = block_part[:, None] + state_part  # [B, L, R]
     rows = F.embedding(candidate_ids, up_weight)  # [B, M, R]
     return (base_logits[:, None] + F.silu(low_rank) @ rows.mT).to(base_logits.dtype)

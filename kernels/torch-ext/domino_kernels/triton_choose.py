@@ -1,9 +1,9 @@
 """Correct the logits and choose a token, without ever writing the corrections `[B, V]` to memory.
 
-Stage one: every program corrects one tile of columns and keeps the tile's best score. Stage two: one program per row
-takes the best tile. Noise is read by token id, where it lies: of a candidate too. Sums are fp32. SiLU and each
-correction are rounded once to the dtype of W2 and each corrected logit once to that of the base logits, as the PyTorch
-modules do; the two can still differ where the order of the fp32 sum tips a rounding over.
+In stage one, every program corrects one tile of columns and keeps the tile's best score. In stage two, one program per
+row takes the best tile. Noise is always indexed by token id, also for candidates. Sums are fp32. SiLU and each
+correction are rounded once to the dtype of W2, and each corrected logit once to that of the base logits, as in the
+PyTorch modules. The two can still differ if the order of an fp32 sum changes which way it is rounded.
 
 Shapes: B rows, N columns (V, or M of a candidate pool), R low rank, T tiles.
 """
@@ -16,21 +16,21 @@ import triton.language as tl
 
 from . import reference
 
-TILE_ELEMENTS = 16384  # of W2 in the registers of one program: 64 rows at rank 256
-MAX_TILE = 128  # columns; a pool of that many is one tile and needs no second stage
-NUM_WARPS = 8  # half of a tile each would spill registers at fp32
+TILE_ELEMENTS = 16384  # elements of W2 in the registers of one program: 64 rows at rank 256
+MAX_TILE = 128  # columns; a pool of at most that many is one tile and needs no second stage
+NUM_WARPS = 8  # with fewer warps, registers would spill at fp32
 MIN_NOISE = tl.constexpr(reference.MIN_NOISE)
 
 
 @triton.jit
 def activated(low_rank, weight):
-    """SiLU in fp32, rounded to the dtype of W2."""
+    """Compute SiLU in fp32 and round it to the dtype of W2."""
     return (low_rank * tl.sigmoid(low_rank)).to(weight.dtype.element_ty)
 
 
 @triton.jit
 def corrected(logits, correction, weight, base):
-    """Logits and corrections summed: each rounded to the dtype of its tensor, W2 or base logits; fp32."""
+    """Add corrections to logits in fp32; corrections are rounded to W2's dtype, sums to that of the base logits."""
     correction = correction.to(weight.dtype.element_ty).to(tl.float32)
     return (logits + correction).to(base.dtype.element_ty).to(tl.float32)
 
@@ -47,7 +47,7 @@ def _choose_in_tile(
     ranks = tl.arange(0, RANK)
     in_rank = ranks < rank
     mask = inside[:, None] & in_rank[None, :]
-    if not POOL:  # one read serves all rows, and leaves the L2 cache to weights that fit it
+    if not POOL:  # read once for all rows; leave the L2 cache to weights that fit into it
         rows_of_tile = weight + columns.to(tl.int64)[:, None] * weight_stride
         tile = tl.load(rows_of_tile + ranks[None, :], mask=mask, other=0.0, eviction_policy="evict_first")
     for row in range(tl.program_id(1), num_rows, tl.num_programs(1)):
@@ -92,7 +92,7 @@ def correct_and_choose(
     noise: torch.Tensor | None = None,
     temperature: float | None = None,
 ) -> torch.Tensor:
-    """Triton version of [`domino_kernels.correct_and_choose`]; see there."""
+    """Triton version of [`domino_kernels.correct_and_choose`]."""
     (num_rows, num_columns), rank = base_logits.shape, up_weight.shape[1]
     rank_block = triton.next_power_of_2(rank)
     pool = candidate_ids is not None
@@ -102,7 +102,7 @@ def correct_and_choose(
     num_tiles = triton.cdiv(num_columns, tile)
     best_score = base_logits.new_empty((num_rows, num_tiles), dtype=torch.float32)
     best_id = base_logits.new_empty((num_rows, num_tiles), dtype=torch.int64)
-    candidates = best_id if candidate_ids is None else candidate_ids  # a pointer is needed, though never read
+    candidates = best_id if candidate_ids is None else candidate_ids  # a pointer is needed even if unused
     exponential = best_score if noise is None else noise
     _choose_in_tile[(num_tiles, num_rows if pool else 1)](
         base_logits, low_rank, up_weight, candidates, exponential, best_score, best_id,

@@ -1,7 +1,7 @@
-"""One step of a bias-free GRU in one launch, the embedding gathered inside.
+"""One step of a bias-free GRU in one launch, which can include the embedding lookup.
 
-Every program computes a few units of the next state: three gate rows times the embedding, three times the state. All
-arithmetic is fp32; the next state is rounded once.
+Every program computes a few units of the next state: for each unit, it multiplies three gate rows by the embedding and
+three by the state. All arithmetic is fp32; the next state is rounded once.
 
 Shapes: B rows, V vocabulary, H width of embeddings, G width of the state.
 """
@@ -12,14 +12,14 @@ import torch
 import triton
 import triton.language as tl
 
-UNITS = 4  # per program: 256 programs at G = 1024, about two on each multiprocessor
-MAX_CHUNK = 1024  # columns of the weights read at once
+UNITS = 4  # units per program: 256 programs at G = 1024, about two on each multiprocessor
+MAX_CHUNK = 1024  # columns of the weights that are read at once
 NUM_WARPS = 4
 
 
 @triton.jit
 def _gate_sums(source, weight, units, size, num_units, stride, CHUNK: tl.constexpr, UNITS: tl.constexpr):
-    """Products of the r, z and n rows of some units with one vector."""
+    """Multiply the r, z and n rows of some units by one vector."""
     r = tl.zeros((UNITS,), tl.float32)
     z = tl.zeros((UNITS,), tl.float32)
     n = tl.zeros((UNITS,), tl.float32)
@@ -40,7 +40,7 @@ def _gate_sums(source, weight, units, size, num_units, stride, CHUNK: tl.constex
 
 @triton.jit
 def next_units(r, z, n, state_r, state_z, state_n, kept):
-    """Units of the next state, by their gates' sums over the token and over the state."""
+    """Compute units of the next state from their gates' sums over the token and over the state."""
     reset = tl.sigmoid(r + state_r)
     update = tl.sigmoid(z + state_z)
     candidate = 2.0 * tl.sigmoid(2.0 * (n + reset * state_n)) - 1.0  # tanh
@@ -55,7 +55,7 @@ def _gru_units(
 ):  # fmt: skip
     units = tl.program_id(0) * UNITS + tl.arange(0, UNITS)
     inside = units < num_units
-    for row in range(num_rows):  # rows after the first find the weights in the cache
+    for row in range(num_rows):  # after the first row, the weights are in the cache
         if GATHER:
             source = embedding + tl.load(inputs + row * input_stride) * embedding_stride
         else:
@@ -77,10 +77,10 @@ def gru_step(
     weight_hh: torch.Tensor,
     embedding: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Triton version of [`domino_kernels.gru_step`]; see there."""
+    """Triton version of [`domino_kernels.gru_step`]."""
     num_rows, num_units = state.shape
     next_state = torch.empty((num_rows, num_units), dtype=state.dtype, device=state.device)
-    table = state if embedding is None else embedding  # a pointer is needed, though never read
+    table = state if embedding is None else embedding  # a pointer is needed even if unused
     _gru_units[(triton.cdiv(num_units, UNITS),)](
         inputs, table, state, weight_ih, weight_hh, next_state,
         num_rows, weight_ih.shape[1], num_units,

@@ -18,8 +18,8 @@ from tqdm.auto import tqdm
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_domino import DominoDraftModel, timed_phases
+from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.provenance import provenance
-from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs"
@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace, target: PreTrainedModel, tokenizer: Any
                     | origin
                 )
         if options.results is not None:  # the longest take a while
-            write_whole(options.results, to_lines(rows))
+            write_atomic(options.results, to_lines(rows))
     return rows
 
 

@@ -1,4 +1,4 @@
-"""Time `correct_and_choose` at the head sizes of Qwen3-8B, against its PyTorch twin, and check every result."""
+"""Time `correct_and_choose` at the head sizes of Qwen3-8B, against its PyTorch reference, and check every result."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from hf_domino._common.provenance import provenance
 from hf_domino.cli.main import main as hf_domino
 from hf_domino.data.rows import load_rows
 from hf_domino.evaluation.check.estimate import estimate_mean
-from hf_domino.training.evidence.acceptance import walk_acceptance
+from hf_domino.training.evidence.acceptance import simulate_acceptance
 
 TARGET = Path(__file__).parents[2] / "pycoder-13m"
 METHODS = ("domino", "dflash", "dspark", "eagle3")
@@ -67,7 +67,7 @@ def measure(options: argparse.Namespace, folder: str) -> dict[str, Any]:
     )
     texts = [read[index] for index in range(min(options.num_texts, len(read)))]
     starts = [max(1, list(row["loss_mask"]).index(1)) for row in texts]
-    length = estimate_mean(walk_acceptance(drafter, target, [row["input_ids"] for row in texts], starts))
+    length = estimate_mean(simulate_acceptance(drafter, target, [row["input_ids"] for row in texts], starts))
     return {
         "tokens_per_forward": round(float(length), 4),
         "error": round(length.error, 4),

@@ -2,9 +2,11 @@
 
     python model_cards/workshop/benchmarks/on_gpu.py --output rows            # about 10 minutes on an H100
     python model_cards/workshop/benchmarks/on_gpu.py --output rows --dry-run  # tiny sizes, on a CPU too
+    python model_cards/workshop/benchmarks/on_gpu.py --steps pair pair_4 pair_8 --target work/smollm2-135m-instruct
 
-Rows are written to the folder, one file a step; what a step prints goes to the terminal. A step that fails, or runs
-past its limit, does not keep the others from running, and makes the command fail at the end.
+`pair_4` and `pair_8` generate for so many prompts at once. Rows are written to the folder, one file a step; what a
+step prints goes to the terminal. A step that fails, or runs past its limit, does not keep the others from running,
+and makes the command fail at the end.
 """
 
 from __future__ import annotations
@@ -18,16 +20,19 @@ from pathlib import Path
 
 BENCHMARKS = Path(__file__).parent
 ROOT = BENCHMARKS.parents[2]
-KERNELS = ("correct_and_choose", "gru_step", "head", "lanes")
-STEPS = ("tests", *KERNELS, "round", "trees", "pair")
+KERNELS = ("correct_and_choose", "gru_step", "head", "branches")
+PAIRS = {"pair": 1, "pair_4": 4, "pair_8": 8}  # prompts at once
+STEPS = ("tests", *KERNELS, "round", "trees", *PAIRS)
 
 
-def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
+def steps(output: Path, is_dry: bool, target: str | None = None) -> dict[str, list[str]]:
     """Name and command of every step.
 
     Args:
         output (`Path`): Folder for rows.
         is_dry (`bool`): Whether to run at tiny sizes.
+        target (`str`, *optional*): Folder or Hub name of the target of the pairs, whose drafter is found by it;
+            defaults to the bundled one.
     """
     tests = ["-m", "pytest", "-q", "-m", "gpu", str(ROOT / "tests")]
     commands = {"tests": [*tests, "--collect-only"] if is_dry else tests}
@@ -38,8 +43,11 @@ def steps(output: Path, is_dry: bool) -> dict[str, list[str]]:
     rounds = [str(BENCHMARKS / "rounds.py"), *tiny]
     commands["round"] = [*rounds, "--results", str(output / "rounds.jsonl")]
     commands["trees"] = [*rounds, "--tree-size", "16", "--results", str(output / "trees.jsonl")]
-    few = ["--num-prompts", "1", "--max-new-tokens", "8", "--without", "drafter, static, full blocks"] if is_dry else []
-    commands["pair"] = [str(BENCHMARKS / "pairs.py"), "--results", str(output / "pairs.jsonl"), *few]
+    few = ["--max-new-tokens", "8", "--without", "drafter, static, full blocks"]
+    for name, at_once in PAIRS.items():
+        pairs = [str(BENCHMARKS / "pairs.py"), "--results", str(output / f"{name}.jsonl"), "--batch-size", str(at_once)]
+        pairs += ["--num-prompts", str(at_once), *few] if is_dry else ["--dtype", "bfloat16"]
+        commands[name] = pairs if target is None else [*pairs, "--target", target]
     return commands
 
 
@@ -49,6 +57,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("gpu-rows"), help="folder for rows")
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes, to see that everything runs")
     parser.add_argument("--steps", nargs="+", choices=STEPS, default=STEPS, help="only these steps (default: all)")
+    parser.add_argument("--target", help="target of the pairs (default: the bundled one)")
     parser.add_argument("--limit", type=float, default=300, help="seconds after which a step is broken off")
     options = parser.parse_args()
     output = options.output.resolve()
@@ -56,7 +65,7 @@ def main() -> int:
     paths = [str(ROOT), str(ROOT / "kernels" / "torch-ext"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
     failed = []
-    for name, command in steps(output, options.dry_run).items():
+    for name, command in steps(output, options.dry_run, options.target).items():
         if name not in options.steps:
             continue
         print(f"== {name}", flush=True)

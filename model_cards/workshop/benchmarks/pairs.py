@@ -32,10 +32,10 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
+from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
-from hf_domino._common.whole_files import check_writable
-from hf_domino.configuration.from_target import ends_of
+from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.prompts import encode_one, inputs_of
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
@@ -138,7 +138,7 @@ def _run(
 
 def num_written(text: torch.Tensor, generation_config: GenerationConfig) -> int:
     """How many of new tokens `[B, N]` are written: in each row those up to the first end of text."""
-    ends = ends_of(generation_config)
+    ends = eos_ids_of(generation_config)
     return sum(len(cut_at_end(ids, ends).ids) for ids in text.tolist())
 
 

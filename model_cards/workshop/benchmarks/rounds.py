@@ -27,9 +27,9 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
-from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.static.graphs import without_graphs
 from hf_domino.decoding.static.workspace import release_workspaces
@@ -193,7 +193,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(f"--rounds must be at least {4 * FEW_ROUNDS}, got {options.rounds}")
     check_writable(options.results.parent, "the folder of --results")
     rows = measure_rounds(options)
-    write_whole(options.results, to_lines(rows))
+    write_atomic(options.results, to_lines(rows))
     print(table(rows))
     return 0 if rows[0]["is_equal"] else 1
 

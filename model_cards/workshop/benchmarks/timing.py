@@ -1,9 +1,9 @@
 """What the benchmarks of this folder share: sizes, timing under CUDA graphs, verification, rows and a table.
 
-Every case is run by Triton and by its PyTorch twin. What was computed while timing is checked; a wrong result ends the
-script. The head's sizes are those of the Qwen3-8B drafter, its weights random.
+Every case is run by Triton and by its PyTorch reference. What was computed while timing is checked; a wrong result
+ends the script. The head's sizes are those of the Qwen3-8B drafter, its weights random.
 
-Shapes: B rows, P proposals, L lanes, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the
+Shapes: B rows, P proposals, L branches, V vocabulary, M candidates, R low rank, H width of embeddings, G width of the
 state.
 """
 
@@ -47,7 +47,7 @@ class Sizes:
         vocab_size (`int`, *optional*, defaults to 151936): Vocabulary (V).
         pool_size (`int`, *optional*, defaults to 128): Candidates per position (M).
         num_draft_tokens (`int`, *optional*, defaults to 16): Proposals (P).
-        num_lanes (`int`, *optional*, defaults to 8): DraftBranches of a tree (L).
+        num_branches (`int`, *optional*, defaults to 8): DraftBranches of a tree (L).
     """
 
     hidden_size: int = 4096
@@ -56,10 +56,10 @@ class Sizes:
     vocab_size: int = 151936
     pool_size: int = 128
     num_draft_tokens: int = 16
-    num_lanes: int = 8
+    num_branches: int = 8
 
 
-TINY = Sizes(hidden_size=24, state_size=12, rank=8, vocab_size=200, pool_size=16, num_draft_tokens=3, num_lanes=2)
+TINY = Sizes(hidden_size=24, state_size=12, rank=8, vocab_size=200, pool_size=16, num_draft_tokens=3, num_branches=2)
 
 
 class Head:
@@ -124,7 +124,7 @@ def check_choice(ids: torch.Tensor, base_logits: torch.Tensor, low_rank: torch.T
 
 
 def check_state(state: torch.Tensor, expected: torch.Tensor) -> None:
-    """Check a prefix state `[B, G]` against that of the twin."""
+    """Check a prefix state `[B, G]` against that of the reference."""
     tolerance = max(MIN_STATE_TOLERANCE, STATE_ULPS * torch.finfo(state.dtype).eps)
     torch.testing.assert_close(state, expected, atol=tolerance, rtol=0)
 

@@ -20,10 +20,10 @@ import torch
 from tqdm.auto import tqdm
 from transformers import DynamicCache, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
-from hf_domino._common.whole_files import check_writable, write_whole
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.timing import timed
 from hf_domino.target.attention import unrepeated_keys
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     check_writable(options.rows.parent, "the folder of --rows")
     rows = measure(options)
-    write_whole(options.rows, to_lines(rows))
+    write_atomic(options.rows, to_lines(rows))
     print(table(rows))
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from hf_domino._common.whole_files import write_whole
-from hf_domino.data.units import do_units
+from hf_domino._common.atomic_writes import write_atomic
+from hf_domino.data.units import run_units
 from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
 from hf_domino.target.identity import identify
 
@@ -52,7 +52,7 @@ def continue_prompts(
 
     made_of = json.dumps([ordered, max_new_tokens, list(temperatures), shard, identity["weights_digest"]])
     units = output.with_suffix("." + hashlib.sha256(made_of.encode()).hexdigest()[:8])
-    rows = do_units(units, (0, 1), shard[0] == 0, output.stem, len(batches), make)
-    write_whole(settings_file(output), json.dumps({"target": identity}))
-    write_whole(output, "".join(json.dumps(row) + "\n" for row in rows))
+    rows = run_units(units, (0, 1), shard[0] == 0, output.stem, len(batches), make)
+    write_atomic(settings_file(output), json.dumps({"target": identity}))
+    write_atomic(output, "".join(json.dumps(row) + "\n" for row in rows))
     return output

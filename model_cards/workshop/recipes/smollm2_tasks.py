@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from hf_domino._common.whole_files import write_whole
+from hf_domino._common.atomic_writes import write_atomic
 
 PHRASES = Path(__file__).with_name("smollm2_tasks.yaml")
 PLACE = re.compile(r"\{(\w+)\}")
@@ -35,7 +35,7 @@ def write_tasks(chats: Path, output: Path, count: int, seed: int) -> Path:
         lists = yaml.safe_load(PHRASES.read_text(encoding="utf-8"))
         tasks = Tasks(lists, read_passages(chats), read_functions(), random.Random(seed))
         lines = [json.dumps({"messages": tasks.messages()}, ensure_ascii=False) for _ in range(count)]
-        write_whole(output, "".join(f"{line}\n" for line in lines))
+        write_atomic(output, "".join(f"{line}\n" for line in lines))
     return output
 
 

@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
         done = read_rows(options.results) if options.results.exists() else []
         print(listing(study, budget, [row for row in done if row["budget"] == budget]))
         return 0
-    from hf_domino._common.refusal import refusal
+    from hf_domino._common.errors import invalid_argument
     from hf_domino.pair import find_target
     from study.run import conduct
     from study.texts import MIXED, text_of_corpus, text_of_files
@@ -66,8 +66,12 @@ def run(options: argparse.Namespace) -> int:
     else:
         for flag, file in zip(("--train-file", "--eval-file"), files, strict=True):
             if file is None or not file.is_file():
-                raise refusal(flag, "a file of rows that the target wrote", file and str(file), "See hf-domino data.")
+                raise invalid_argument(
+                    flag, "a file of rows that the target wrote", file and str(file), "See hf-domino data."
+                )
         for name in (run.variant for run in runs if study.variants[run.variant].text != MIXED):
-            raise refusal(f"text of {name} with --train-file", MIXED, study.variants[name].text, "Name others: --only.")
+            raise invalid_argument(
+                f"text of {name} with --train-file", MIXED, study.variants[name].text, "Name others: --only."
+            )
         texts = text_of_files(options.work, files, target, counts, study.base["max_length"])
     return conduct(study, runs, target, texts, budget, options.work, options.results, options.processes)

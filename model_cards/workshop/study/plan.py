@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 STUDY_FILE = Path(__file__).with_name("study.yaml")
 BASE = "domino"
@@ -67,14 +67,16 @@ class Study:
         """The runs that are asked for, in order: by default all variants, each with its own seeds."""
         for name in only:
             if name not in self.variants:
-                raise refusal("--only", f"among {', '.join(self.variants)}", name, "See study --list.")
+                raise invalid_argument("--only", f"among {', '.join(self.variants)}", name, "See study --list.")
         chosen = {name: one.seeds for name, one in self.variants.items() if one.seeds and (not only or name in only)}
         return [Run(name, seed) for name, count in chosen.items() for seed in seeds or range(count)]
 
     def budget(self, name: str) -> Budget:
         """A budget by its name."""
         if name not in self.budgets:
-            raise refusal("--budget", f"among {', '.join(self.budgets)}", name, "Budgets stand in the study's file.")
+            raise invalid_argument(
+                "--budget", f"among {', '.join(self.budgets)}", name, "Budgets stand in the study's file."
+            )
         return self.budgets[name]
 
     def num_rows(self, budget: Budget) -> int:
@@ -85,7 +87,7 @@ class Study:
 def load_study(path: Path = STUDY_FILE) -> Study:
     """Read a study's YAML file with `base`, `budgets` and `variants`."""
     if not path.is_file():
-        raise refusal("--study", "a YAML file", str(path), "There is none of that name.")
+        raise invalid_argument("--study", "a YAML file", str(path), "There is none of that name.")
     found = yaml.safe_load(path.read_text(encoding="utf-8"))
     own = {entry.name for entry in fields(Variant)}
     variants: dict[str, Variant] = {}
@@ -93,10 +95,12 @@ def load_study(path: Path = STUDY_FILE) -> Study:
         changes = {field: value for field, value in values.items() if field not in own}
         variants[name] = variant = Variant(**{f: v for f, v in values.items() if f in own}, changes=changes)
         if variant.text not in TEXTS:
-            raise refusal(f"{path}: text of {name}", f"among {', '.join(TEXTS)}", variant.text, "Choose one of them.")
+            raise invalid_argument(
+                f"{path}: text of {name}", f"among {', '.join(TEXTS)}", variant.text, "Choose one of them."
+            )
         for role, other in (("against", variant.against), ("backbone_of", variant.backbone_of)):
             if other is not None and other not in variants:
-                raise refusal(
+                raise invalid_argument(
                     f"{path}: {role} of {name}", "a variant that stands before it", other, "Move that one up."
                 )
     return Study(found["base"], {name: Budget(**values) for name, values in found["budgets"].items()}, variants)

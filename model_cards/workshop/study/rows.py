@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 from study.plan import Run
 
 Row = dict[str, Any]
@@ -18,7 +18,7 @@ OWN = ("variant", "seed", "changes")  # what differs from run to run
 def read_rows(path: Path) -> list[Row]:
     """Read the rows of a study."""
     if not path.is_file():
-        raise refusal("--results", "a JSONL file", str(path), "There is none of that name: study makes one.")
+        raise invalid_argument("--results", "a JSONL file", str(path), "There is none of that name: study makes one.")
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -27,7 +27,9 @@ def of_budget(rows: Sequence[Row], name: str | None = None) -> list[Row]:
     counts = Counter(row["budget"] for row in rows)
     name = name or next((found for found, _ in counts.most_common(1)), None)
     if name not in counts:
-        raise refusal("--budget", f"one with rows ({', '.join(counts) or 'there are none'})", name, "Run it first.")
+        raise invalid_argument(
+            "--budget", f"one with rows ({', '.join(counts) or 'there are none'})", name, "Run it first."
+        )
     return [row for row in rows if row["budget"] == name]
 
 
@@ -45,5 +47,5 @@ def finished(rows: Sequence[Row], wanted: Mapping[Run, Row]) -> set[Run]:
             if other.get(name) != value and (row is not None or name not in OWN):
                 expected = f"{other.get(name)!r}, as in the rows of budget {start['budget']}"
                 remedy = "Write to another --results, or delete the rows of this budget."
-                raise refusal(f"{name} of {run.name}", expected, value, remedy)
+                raise invalid_argument(f"{name} of {run.name}", expected, value, remedy)
     return done

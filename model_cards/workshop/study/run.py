@@ -1,4 +1,4 @@
-"""Runs of a study, each in a process of its own: train a variant, walk rounds over held-out text, and leave a row."""
+"""Runs of a study, each in a process of its own: train, simulate rounds over held-out text, and leave a row."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.methods import DominoDraftModel
 from hf_domino.statistics.stats import DecodingStats
 from hf_domino.target.identity import identify
-from hf_domino.training.evidence.acceptance import walk_acceptance
+from hf_domino.training.evidence.acceptance import simulate_acceptance
 from hf_domino.training.fields import DrafterArguments
 from hf_domino.training.parts import fields_of_head
 from recipes.processes import PATH
@@ -38,7 +38,7 @@ OF_A_HEAD = set[str]().union(*(fields_of_head(method) for method in config_class
 OF_A_BACKBONE = {field.name for field in fields(DrafterArguments)} - OF_A_HEAD
 # What a study's file leaves out: as when the first rows were made, so that rows can be compared.
 LEFT_OUT = {"learning_rate": 6e-4, "muon_learning_rate": None, "distillation_weight": 0.0, "pure_draft_prefix_len": 0}
-# No checkpoints: a run that is killed starts again. Rounds are walked here, with what the row needs of them.
+# No checkpoints: a run that is killed starts again. Rounds are simulated here, with what the row needs of them.
 ALWAYS = {
     "report_to": "none",
     "save_strategy": "no",
@@ -148,7 +148,7 @@ def run_job(path: Path) -> Row:
     texts = load_rows(job["eval_file"], AutoTokenizer.from_pretrained(job["target"]), job["max_length"])
     written = [texts[index] for index in range(len(texts))]
     starts = [max(1, list(row["loss_mask"]).index(1)) for row in written]
-    rounds = walk_acceptance(drafter, target, [row["input_ids"] for row in written], starts)
+    rounds = simulate_acceptance(drafter, target, [row["input_ids"] for row in written], starts)
     mean, stats = estimate_mean(rounds).to_dict(), DecodingStats(drafter.config.num_draft_tokens, rows=rounds)
     return {
         "rows": sum(1 for _ in Path(job["train_file"]).open(encoding="utf-8")),

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.dtypes import fast_dtype
-from hf_domino._common.refusal import refusal
-from hf_domino._common.whole_files import write_whole
+from hf_domino._common.errors import invalid_argument
 from hf_domino.data.rows import load_rows
 from recipes.bundled import OnPolicyRecipe, prepare_corpus
 from recipes.continuing import continue_prompts
@@ -76,7 +76,9 @@ def text_of_files(work: Path, files: Sequence[Path], target: str, counts: Sequen
         rows = [{field: list(map(int, row[field])) for field in ("input_ids", "loss_mask")} for row in every]
         rows = [row for row in rows if "10" not in "".join(map(str, row["loss_mask"]))]
         if len(rows) < count:
-            raise refusal(str(file), f"a file of at least {count} rows for this --budget", len(rows), "Add rows.")
+            raise invalid_argument(
+                str(file), f"a file of at least {count} rows for this --budget", len(rows), "Add rows."
+            )
         write_rows(folder / f"{name}.jsonl", random.Random(SEED).sample(rows, count))
     return folder
 
@@ -94,4 +96,4 @@ def read_rows(path: Path) -> list[Row]:
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write one of these files, whole or not at all."""
-    write_whole(path, "".join(json.dumps(row) + "\n" for row in rows))
+    write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -204,7 +204,7 @@ def test_copies_and_trees_write_plain_text(tiny_qwen3, draft_length, is_batch, d
 
 
 def test_large_vocabularies_are_verified_from_the_anchor_on(tiny_qwen3, monkeypatch):
-    monkeypatch.setattr(loop, "WALKED_VOCABULARY", 1)
+    monkeypatch.setattr(loop, "STEPWISE_VOCABULARY", 1)
     for setting in ("penalised", "penalised and seeded"):
         check_equal(tiny_qwen3, **SETTINGS[setting])
     test_an_end_inside_a_branch_ends_the_text(tiny_qwen3)

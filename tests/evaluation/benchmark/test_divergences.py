@@ -8,7 +8,7 @@ import pytest
 import torch
 from builders import PAD
 
-from hf_domino.evaluation.benchmark.partings import find_divergences
+from hf_domino.evaluation.benchmark.divergences import find_divergences
 
 SEED, NEW_TOKENS = 3, 12
 PROMPTS = torch.tensor([[5, 9, 33, 20, 7, 41], [5, 9, 11, 20, 7, 12]])

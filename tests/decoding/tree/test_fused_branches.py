@@ -25,7 +25,7 @@ pytest.importorskip("triton")
 def launched(monkeypatch):
     """Names of the operations that branches take, in order."""
     names = []
-    for name in ("advance_lanes", "correct_lanes"):
+    for name in ("advance_branches", "correct_branches"):
         operation = getattr(branches, name)
         noting = lambda *inputs, name=name, operation=operation: names.append(name) or operation(*inputs)  # noqa: E731
         monkeypatch.setattr(branches, name, noting)
@@ -65,7 +65,7 @@ def test_trees_are_equal(tiny_qwen3, launched, distribution, options, is_fixed):
         grown = grow(tiny_qwen3, **distribution, **options, is_fixed=is_fixed)
     assert grown.longest == DEPTH or not is_fixed
     corrected = grown.longest - options.get("pure_draft_prefix_len", 0)
-    assert (launched.count("advance_lanes"), launched.count("correct_lanes")) == (grown.longest - 1, corrected)
+    assert (launched.count("advance_branches"), launched.count("correct_branches")) == (grown.longest - 1, corrected)
     assert torch.equal(grown.tokens, expected.tokens)
     assert torch.equal(grown.parents, expected.parents)
     torch.testing.assert_close(grown.chances, expected.chances, atol=CHANCE_TOLERANCE, rtol=0)

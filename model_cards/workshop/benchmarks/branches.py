@@ -1,7 +1,7 @@
-"""Time one depth of a tree at the head sizes of Qwen3-8B, against the PyTorch twins, and check every result.
+"""Time one depth of a tree at the head sizes of Qwen3-8B, against the PyTorch references, and check every result.
 
-A depth embeds the tokens that lanes go on by, advances the states of their owners, adds the states' part to the low
-rank and corrects the candidates for each lane. Excluded are the chances of children and the choice among them.
+A depth embeds the tokens that branches go on by, advances the states of their owners, adds the states' part to the low
+rank and corrects the candidates for each branch. Excluded are the chances of children and the choice among them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from timing import Case, Head, Outputs, check_state, num_bytes, parse, run
 
-from domino_kernels import advance_lanes, correct_lanes, reference
+from domino_kernels import advance_branches, correct_branches, reference
 
 SCORE_ULPS = 2  # one of the correction, one of the sum
 
@@ -20,7 +20,7 @@ SCORE_ULPS = 2  # one of the correction, one of the sum
 def cases(options: argparse.Namespace) -> list[Case]:
     """Each operation, and a depth from tokens to corrected logits."""
     head = Head(options)
-    shape = options.batch_size, head.sizes.num_lanes
+    shape = options.batch_size, head.sizes.num_branches
     tokens = torch.randint(head.sizes.vocab_size, shape, generator=head.generator, device=head.device)  # [B, L]
     owners = torch.randint(shape[1], shape, generator=head.generator, device=head.device)
     states = head.random(*shape, head.sizes.state_size).tanh()  # [B, L, G]
@@ -32,12 +32,12 @@ def cases(options: argparse.Namespace) -> list[Case]:
 
     def depth() -> Outputs:
         gates = F.linear(F.embedding(tokens, head.embedding), head.weight_ih)
-        advanced = advance_lanes(gates, states, owners, head.weight_hh)
+        advanced = advance_branches(gates, states, owners, head.weight_hh)
         part = F.linear(advanced, head.weight_state)
-        return advanced, part, correct_lanes(logits, head.block_part[:, 0], part, head.up_weight, ids)
+        return advanced, part, correct_branches(logits, head.block_part[:, 0], part, head.up_weight, ids)
 
     def check_states(outputs: Outputs) -> None:
-        check_state(outputs[0], reference.advance_lanes(products, states, owners, head.weight_hh))
+        check_state(outputs[0], reference.advance_branches(products, states, owners, head.weight_hh))
 
     def check_depth(outputs: Outputs) -> None:
         check_states(outputs)
@@ -46,13 +46,13 @@ def cases(options: argparse.Namespace) -> list[Case]:
     return [
         Case(
             "advance",
-            lambda: (advance_lanes(products, states, owners, head.weight_hh),),
+            lambda: (advance_branches(products, states, owners, head.weight_hh),),
             check_states,
             num_bytes(products, states, owners, head.weight_hh),
         ),
         Case(
             "correct",
-            lambda: (correct_lanes(logits, *others),),
+            lambda: (correct_branches(logits, *others),),
             lambda outputs: check_scores(outputs[0], logits, *others),
             num_bytes(logits, *others[:2], rows_of_pool, ids),
         ),
@@ -77,4 +77,4 @@ def check_scores(scores: torch.Tensor, base_logits: torch.Tensor, *others: torch
 
 if __name__ == "__main__":
     options = parse(__doc__)
-    run("lanes", cases(options), options)
+    run("branches", cases(options), options)

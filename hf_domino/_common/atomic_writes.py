@@ -1,4 +1,4 @@
-"""Write files atomically, because several processes may write them, one may be killed, or a disk may be full."""
+"""Write files atomically, so that concurrent writers, a killed process or a full disk never leave a partial file."""
 
 from __future__ import annotations
 
@@ -11,25 +11,27 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from hf_domino._common.refusal import refusal
+from hf_domino._common.errors import invalid_argument
 
 GB = 1e9
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# torch.save reports every failed write by one of these.
+# torch.save reports every failed write with one of these messages, whatever the cause is.
 FELL_SHORT = ("unexpected pos", "PytorchStreamWriter failed", "iostream error")
 MAKE_ROOM = "What was there before is kept. Make room and run the same command again."
 
 
 def check_writable(folder: Path, field: str) -> None:
-    """Raise an error before any work if a folder can be neither made nor written to."""
+    """Raise an error, before any work is done, if a folder cannot be created or written to."""
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
     if not (place.is_dir() and os.access(place, os.W_OK)):
         problem = "is read-only here" if place.is_dir() else "is a file"
-        raise refusal(field, "a folder that can be written to", str(folder), f"Choose another: {place} {problem}.")
+        raise invalid_argument(
+            field, "a folder that can be written to", str(folder), f"Choose another: {place} {problem}."
+        )
 
 
 def why_no_room(error: BaseException) -> str | None:
-    """Return whether an error reports a full disk, a used-up quota or a file that is too large, in words, or None."""
+    """Return the reason if an error reports a full disk, an exceeded quota or a file that is too large; else None."""
     if isinstance(error, OSError):
         return os.strerror(error.errno) if error.errno in NO_ROOM else None
     message = str(error)
@@ -43,7 +45,7 @@ def why_no_room(error: BaseException) -> str | None:
 
 @contextmanager
 def needing_room(path: Path, way_out: str) -> Iterator[None]:
-    """Turn errors about missing disk space into one sentence; other errors pass unchanged."""
+    """Turn errors about missing disk space into one readable `OSError`; other errors pass through unchanged."""
     try:
         yield
     except Exception as error:
@@ -56,17 +58,19 @@ def needing_room(path: Path, way_out: str) -> Iterator[None]:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[Path]:
-    """Yield a name beside `path`, whose file becomes `path` when the context ends without error; the folder is made.
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path in the folder of `path`, and rename it to `path` if the block ends without an error.
+
+    The folder is created if needed.
 
     Example:
     ```python
     >>> from pathlib import Path
     >>> from tempfile import TemporaryDirectory
-    >>> from hf_domino._common.whole_files import whole_file
+    >>> from hf_domino._common.atomic_writes import atomic_write
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "rows.txt")
-    ...     with whole_file(path) as aside:
+    ...     with atomic_write(path) as aside:
     ...         _ = aside.write_text("all of it")
     ...         seen_before = path.exists()
     ...     seen_before, path.read_text()
@@ -85,12 +89,12 @@ def whole_file(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def whole_files(folder: Path, *replaced: str) -> Iterator[Path]:
-    """Yield a folder whose files move into `folder` when the context ends without error, which until then stays as is.
+def atomic_writes(folder: Path, *replaced: str) -> Iterator[Path]:
+    """Yield a temporary folder, and move its files into `folder` if the block ends without an error.
 
     Args:
-        folder (`Path`): The folder for the files, which is made.
-        replaced (`str`): Patterns of files in `folder` that the new files replace, whatever their names are.
+        folder (`Path`): The folder for the files, which is created if needed.
+        replaced (`str`): Glob patterns of old files in `folder` to delete once the new files are there.
     """
     folder.mkdir(parents=True, exist_ok=True)
     with needing_room(folder, MAKE_ROOM), TemporaryDirectory(prefix=".part-", dir=folder) as aside:
@@ -103,7 +107,7 @@ def whole_files(folder: Path, *replaced: str) -> Iterator[Path]:
                 path.unlink()
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomic(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    with whole_file(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_text(text, encoding="utf-8")

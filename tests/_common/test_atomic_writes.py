@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_domino._common.whole_files import needing_room, whole_file, write_whole
+from hf_domino._common.atomic_writes import atomic_write, needing_room, write_atomic
 
 WRITERS = {
     "text": lambda path: path.write_text("a" * 100_000),
@@ -19,8 +19,8 @@ WRITERS = {
 @pytest.mark.parametrize("writer", WRITERS)
 def test_a_file_without_room_is_named_and_what_was_there_stays(writer, no_file_beyond, tmp_path):
     path = tmp_path / "rows"
-    write_whole(path, "before")
-    with pytest.raises(OSError) as raised, no_file_beyond(10_000), whole_file(path) as aside:
+    write_atomic(path, "before")
+    with pytest.raises(OSError) as raised, no_file_beyond(10_000), atomic_write(path) as aside:
         WRITERS[writer](aside)
     why = "a write fell short" if writer == "torch" else "File too large"
     assert str(raised.value).startswith(f"{path} could not be written: {why}. ")
@@ -29,13 +29,13 @@ def test_a_file_without_room_is_named_and_what_was_there_stays(writer, no_file_b
 
 
 def test_the_folder_of_a_file_is_made(tmp_path):
-    write_whole(tmp_path / "new" / "rows.jsonl", "{}")
+    write_atomic(tmp_path / "new" / "rows.jsonl", "{}")
     assert (tmp_path / "new" / "rows.jsonl").read_text() == "{}"
 
 
 def test_what_is_wrong_otherwise_is_said_as_it_is(tmp_path):
     (tmp_path / "taken").touch()
-    with pytest.raises(FileExistsError, match="taken"), whole_file(tmp_path / "taken" / "rows") as aside:
+    with pytest.raises(FileExistsError, match="taken"), atomic_write(tmp_path / "taken" / "rows") as aside:
         aside.write_text("")
     with pytest.raises(RuntimeError, match=r"^shapes differ$"), needing_room(tmp_path, ""):
         raise RuntimeError("shapes differ")

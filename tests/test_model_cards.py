@@ -103,6 +103,12 @@ def test_a_served_drafter_does_what_the_page_says(name):
     assert served == pytest.approx([ours, ours], rel=0.01)
 
 
+def test_a_compiled_server_writes_the_same_texts_as_its_rows_say():
+    rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "serving-compiled.jsonl").read_text().splitlines()]
+    assert {(row["equal_to_transformers"], row["texts"], row["dtype"]) for row in rows} == {(5, 5, "float32")}
+    assert not any("--enforce-eager" in row["flags"] for row in rows)
+
+
 def test_the_table_of_a_servers_speed_is_that_of_its_rows():
     page = (CARDS.parent / "docs" / "serving.md").read_text()
     rows = [json.loads(line) for line in (CARDS / NAMES[1] / "serving-speed.jsonl").read_text().splitlines()]

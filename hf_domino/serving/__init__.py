@@ -17,6 +17,7 @@ The plugin relies on these parts of vLLM, read in 0.32.0 and 0.33.0 (B requests,
 - `v1/spec_decode/llm_base_proposer.py`, `SpecDecodeBaseProposer`: requires that class (`propose`), and proposes the
   argmax of `compute_logits` (`_greedy_sample`).
 - `v1/sample/rejection_sampler.py`, `expand_batch_to_tokens`: one temperature per proposal; has a fault on a CPU.
+- `_custom_ops.py`, `CPUDNNLGEMMHandler.__del__`: reads a tensor when a matrix of oneDNN is freed; has a fault on a CPU.
 - `v1/spec_decode/dflash.py`, `DFlashProposer.set_inputs_first_pass`: makes rows `[B (1 + P)]`, request by request. The
   first row of a request is its anchor, and logits are computed for the other P.
 - `v1/worker/gpu/spec_decode/dflash/speculator.py`, `DFlashSpeculator`: does the same in the runner that vLLM uses where

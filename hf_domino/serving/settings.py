@@ -1,6 +1,6 @@
 """Check whether a drafter can be served with the settings of a server, and say why if it cannot.
 
-The settings are those of `--speculative-config`. This module does not import vLLM.
+The settings are those of `--speculative-config` and the numbers of devices. This module does not import vLLM.
 """
 
 from __future__ import annotations
@@ -64,9 +64,7 @@ def served_config(stored: StoredConfig) -> DominoConfig | None:
     return config if VLLM.plugin_for(config) else None
 
 
-def check_settings(
-    config: DominoConfig, settings: Mapping[str, Any], tensor_parallel_size: int = 1, pipeline_parallel_size: int = 1
-) -> None:
+def check_settings(config: DominoConfig, settings: Mapping[str, Any]) -> None:
     """Raise a `ValueError` for settings with which the drafter would not draft the way it was trained."""
     for name, (expected, why) in SETTINGS.items():
         value = settings.get(name)
@@ -79,8 +77,8 @@ def check_settings(
         raise invalid_argument(
             "num_speculative_tokens", f"in [1, {most}] (block_size={config.block_size})", count, remedy
         )
-    sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
-    for name, size in sizes.items():
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        size = settings.get(name, 1)
         if size != 1:
             raise invalid_argument(
                 name, 1, size, "The head's weights are not split. Serve on one device, or without it."

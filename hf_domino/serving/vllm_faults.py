@@ -1,7 +1,7 @@
-"""Work around faults of vLLM on a CPU that cost acceptance or change texts.
+"""Work around faults of vLLM on a CPU that cost acceptance, change texts or end a start.
 
-`docs/upstream.md` describes each fault for vLLM, with a reproduction. Each function first tries whether this vLLM has
-the fault, and changes nothing if it does not.
+`docs/upstream.md` describes each fault for vLLM, with a reproduction. `mend_context_norms` and `mend_expansion` first
+try whether this vLLM has the fault, and change nothing if it does not.
 
 Shapes: L layers, D width of a head, C context positions, B requests, N proposals of all requests.
 """
@@ -17,6 +17,7 @@ from vllm.logger import init_logger
 from vllm.v1.sample import rejection_sampler
 
 logger = init_logger("vllm.hf_domino")
+NO_KEYS = torch._C.DispatchKeySet.from_raw_repr(0)  # none of the dispatch keys that a trace adds
 
 
 def mend_context_norms(model: Any) -> None:
@@ -27,7 +28,7 @@ def mend_context_norms(model: Any) -> None:
     if not hasattr(model, "_k_norm_weights") or not hasattr(model, "_normalize_context_k"):
         return  # another version of vLLM, in which other drafters must still load
     weights = model._k_norm_weights  # [L, D]
-    ones = weights.new_ones(len(weights), 1, 1, weights.shape[1])
+    ones = torch.ones_like(weights)[:, None, None]
     normed = model._normalize_context_k(ones)[:, 0, 0]
     if not torch.allclose(normed.float(), weights.float(), rtol=1e-2, atol=1e-3):
         model._normalize_context_k = MethodType(_normalize_by_layer, model)
@@ -63,3 +64,20 @@ def _expand(
     """Expand the values `[B]` of requests to their proposals `[N]`; the signature is vLLM's."""
     counts = cu_num_tokens.diff(prepend=cu_num_tokens.new_zeros(1))
     return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts, output_size=num_tokens)
+
+
+def mend_release() -> None:
+    """Let Python's garbage collector free a matrix of oneDNN while vLLM compiles a model.
+
+    On a CPU, `__del__` of the matrix reads a number from a tensor. In the middle of a trace, this calls itself without
+    end and ends the server. A drafter leaves such a matrix, because vLLM replaces its lm_head by the target's.
+    """
+    if not hasattr(ops, "CPUDNNLGEMMHandler"):
+        return  # another version of vLLM
+    release = ops.CPUDNNLGEMMHandler.__del__
+
+    def outside_a_trace(self: Any) -> None:
+        with torch._C._ForceDispatchKeyGuard(NO_KEYS, NO_KEYS):
+            release(self)
+
+    ops.CPUDNNLGEMMHandler.__del__ = outside_a_trace

@@ -11,18 +11,16 @@ from collections.abc import Iterable
 import torch
 import vllm
 from vllm.config import VllmConfig
-from vllm.logger import init_logger
 from vllm.model_executor.models.qwen3_dflash import DFlashQwen3ForCausalLM
 
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.dflash_config import DFLASH_CONFIG
-from hf_domino.formats.draft_vocabulary import T2D, drafted_ids
+from hf_domino.formats.draft_vocabulary import T2D, drafted_ids, t2d_of
 from hf_domino.formats.loading import check_tensors
 from hf_domino.serving.head import BlockHead, anchors_of
 from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
-from hf_domino.serving.vllm_faults import mend_context_norms, mend_expansion
+from hf_domino.serving.vllm_faults import logger, mend_context_norms, mend_expansion, mend_release
 
-logger = init_logger("vllm.hf_domino")
 V2_NOTICE = (
     "hf_domino's plugin was run with vLLM's V1 runner. This is the V2 runner, whose code was read and not run: compare "
     "the mean acceptance length that vLLM logs with that of `hf-domino bench`, or set VLLM_USE_V2_MODEL_RUNNER=0."
@@ -47,7 +45,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         if drafter_config is not None and drafter_config.projector_type == "domino":
             self.head = BlockHead(drafter_config)
         self.left_out: torch.Tensor | None = None  # [V], true for tokens that are not drafted
-        self._rows: torch.Tensor | None = None  # token ids [N] of the last forward
+        self._rows: torch.Tensor  # token ids [N] of the last forward
 
     def forward(
         self, input_ids: torch.Tensor, positions: torch.Tensor, inputs_embeds: torch.Tensor | None = None
@@ -67,7 +65,6 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
             logits = logits.masked_fill(self.left_out, -torch.inf)
         if self.head is None:
             return logits
-        assert self._rows is not None
         anchors = anchors_of(self._rows, len(hidden_states), self.num_proposals)
         blocks = (part.unflatten(0, (-1, self.num_proposals)) for part in (logits, hidden_states))  # [B, P, ...]
         return self.head(*blocks, anchors, self.model.embed_tokens).flatten(end_dim=1)
@@ -80,6 +77,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         super().load_weights(weights)
         mend_context_norms(self.model)
         mend_expansion(self.lm_head.weight.device)
+        mend_release()
 
     def _load_head(self, drafter_config: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Load the tensors that vLLM's model does not have, and return the others."""
@@ -87,8 +85,7 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
         t2d = tensors.pop(T2D, None)
         if t2d is not None:
             ids = drafted_ids(t2d, drafter_config.vocab_size)
-            left_out = torch.ones(drafter_config.vocab_size, dtype=torch.bool).index_fill(0, ids, False)
-            self.left_out = left_out.to(self.lm_head.weight.device)
+            self.left_out = ~t2d_of(ids, drafter_config.vocab_size).to(self.lm_head.weight.device)
         if self.head is not None:
             own = [name for name in tensors if name.partition(".")[0] in drafter_config.head_modules()]
             self.head.load_state_dict({name: tensors.pop(name) for name in own})
@@ -102,8 +99,7 @@ def _served(vllm_config: VllmConfig) -> DominoConfig | None:
     drafter_config = served_config(stored.get("model") or stored)  # vLLM wraps the folder's configuration
     if drafter_config is None:
         return None
-    parallel = vllm_config.parallel_config
-    check_settings(drafter_config, vars(speculative), parallel.tensor_parallel_size, parallel.pipeline_parallel_size)
+    check_settings(drafter_config, vars(speculative) | vars(vllm_config.parallel_config))
     check_target(drafter_config, vllm_config.model_config.hf_text_config)
     if notice := version_notice(vllm.__version__):
         logger.warning_once(notice)

@@ -9,6 +9,7 @@ import torch
 from builders import MASK, VOCAB_SIZE, build_drafter
 from safetensors.torch import load_file
 from stand_in import install, server
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
@@ -153,3 +154,20 @@ def test_an_expansion_that_is_right_is_left_alone(served, tiny_llama, tmp_path):
     module.expand_batch_to_tokens = right
     loaded(served, tiny_llama, build_drafter(tiny_llama), tmp_path)
     assert module.expand_batch_to_tokens is right
+
+
+def test_a_matrix_of_onednn_is_freed_in_the_middle_of_a_trace(served, tiny_llama, tmp_path):
+    freed = []
+
+    class Handler:
+        handler_tensor = torch.tensor(7)
+
+        def __del__(self):
+            freed.append(self.handler_tensor.item())
+
+    sys.modules["vllm._custom_ops"].CPUDNNLGEMMHandler = Handler
+    loaded(served, tiny_llama, build_drafter(tiny_llama), tmp_path)
+    matrix = Handler()
+    with FakeTensorMode():
+        del matrix
+    assert freed == [7]

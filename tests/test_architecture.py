@@ -23,7 +23,7 @@ PACKAGE = ROOT / "hf_domino"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 KERNELS = sorted([*(ROOT / "kernels").rglob("*.py"), *(ROOT / "model_cards/workshop/benchmarks").glob("*.py")])
 MAX_FILE, MAX_FUNCTION = 350, 60
-MAX_TOKENS, MAX_CLASSES = 165_550, 177
+MAX_TOKENS, MAX_CLASSES = 165_720, 177
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 PLAN = re.search(r"```text\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)[1]

@@ -1,6 +1,6 @@
 """Work around faults of vLLM on a CPU that cost acceptance, change texts or end a start.
 
-`docs/upstream.md` describes each fault for vLLM, with a reproduction. `mend_context_norms` and `mend_expansion` first
+`docs/upstream.md` describes each fault for vLLM, with a reproduction. `fix_context_norms` and `fix_expansion` first
 try whether this vLLM has the fault, and change nothing if it does not.
 
 Shapes: L layers, D width of a head, C context positions, B requests, N proposals of all requests.
@@ -20,7 +20,7 @@ logger = init_logger("vllm.hf_domino")
 NO_KEYS = torch._C.DispatchKeySet.from_raw_repr(0)  # none of the dispatch keys that a trace adds
 
 
-def mend_context_norms(model: Any) -> None:
+def fix_context_norms(model: Any) -> None:
     """Normalise each layer's context keys with its own norm, if vLLM's kernel uses the first layer's norm for all.
 
     On a CPU, `rms_norm` does not support weights `[L, D]` with one row per layer.
@@ -32,7 +32,7 @@ def mend_context_norms(model: Any) -> None:
     normed = model._normalize_context_k(ones)[:, 0, 0]
     if not torch.allclose(normed.float(), weights.float(), rtol=1e-2, atol=1e-3):
         model._normalize_context_k = MethodType(_normalize_by_layer, model)
-        logger.info_once("hf_domino: this vLLM norms all layers' context keys by the first layer's weight; mended.")
+        logger.info_once("hf_domino: this vLLM norms all layers' context keys by the first layer's weight, which it works around.")
 
 
 def _normalize_by_layer(model: Any, all_k: torch.Tensor) -> torch.Tensor:
@@ -42,7 +42,7 @@ def _normalize_by_layer(model: Any, all_k: torch.Tensor) -> torch.Tensor:
     return normed
 
 
-def mend_expansion(device: torch.device) -> None:
+def fix_expansion(device: torch.device) -> None:
     """Make the temperature, top-k and top-p of a request reach its proposals.
 
     On a CPU, the expansion to one value per proposal writes to a copy, unless the values are int64. The verification of
@@ -55,7 +55,7 @@ def mend_expansion(device: torch.device) -> None:
     ends = torch.tensor([1, 3], dtype=torch.int32)
     if rejection_sampler.expand_batch_to_tokens(values, ends, 3).tolist() != [0.25, 0.75, 0.75]:
         rejection_sampler.expand_batch_to_tokens = _expand
-        logger.info_once("hf_domino: this vLLM loses the temperature of sampled drafts on a CPU; mended.")
+        logger.info_once("hf_domino: this vLLM loses the temperature of sampled drafts on a CPU, which it works around.")
 
 
 def _expand(
@@ -66,7 +66,7 @@ def _expand(
     return x.masked_fill(x == replace_from, replace_to).repeat_interleave(counts, output_size=num_tokens)
 
 
-def mend_release() -> None:
+def fix_release() -> None:
     """Let Python's garbage collector free a matrix of oneDNN while vLLM compiles a model.
 
     On a CPU, `__del__` of the matrix reads a number from a tensor. In the middle of a trace, this calls itself without

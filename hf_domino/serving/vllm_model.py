@@ -19,7 +19,7 @@ from hf_domino.formats.draft_vocabulary import T2D, drafted_ids, t2d_of
 from hf_domino.formats.loading import check_tensors
 from hf_domino.serving.head import BlockHead, anchors_of
 from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
-from hf_domino.serving.vllm_faults import logger, mend_context_norms, mend_expansion, mend_release
+from hf_domino.serving.vllm_faults import logger, fix_context_norms, fix_expansion, fix_release
 
 V2_NOTICE = (
     "hf_domino's plugin was run with vLLM's V1 runner. This is the V2 runner, whose code was read and not run: compare "
@@ -75,9 +75,9 @@ class ServedDrafter(DFlashQwen3ForCausalLM):
             tensors = {DFLASH_CONFIG.rename(name): tensor for name, tensor in weights}
             weights = self._load_head(self.drafter_config, tensors).items()
         super().load_weights(weights)
-        mend_context_norms(self.model)
-        mend_expansion(self.lm_head.weight.device)
-        mend_release()
+        fix_context_norms(self.model)
+        fix_expansion(self.lm_head.weight.device)
+        fix_release()
 
     def _load_head(self, drafter_config: DominoConfig, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Load the tensors that vLLM's model does not have, and return the others."""

@@ -19,7 +19,7 @@ from hf_domino.formats.draft_vocabulary import T2D, drafted_ids, t2d_of
 from hf_domino.formats.loading import check_tensors
 from hf_domino.serving.head import BlockHead, anchors_of
 from hf_domino.serving.settings import check_settings, check_target, served_config, version_notice
-from hf_domino.serving.vllm_faults import logger, fix_context_norms, fix_expansion, fix_release
+from hf_domino.serving.vllm_faults import fix_context_norms, fix_expansion, fix_release, logger
 
 V2_NOTICE = (
     "hf_domino's plugin was run with vLLM's V1 runner. This is the V2 runner, whose code was read and not run: compare "

@@ -33,7 +33,7 @@ def fix_context_norms(model: Any) -> None:
     if not torch.allclose(normed.float(), weights.float(), rtol=1e-2, atol=1e-3):
         model._normalize_context_k = MethodType(_normalize_by_layer, model)
         logger.info_once(
-            "hf_domino: this vLLM norms all layers' context keys by the first layer's weight, which it works around."
+            "hf_domino works around a fault of vLLM: context keys of all layers are normed as in the first."
         )
 
 
@@ -57,9 +57,7 @@ def fix_expansion(device: torch.device) -> None:
     ends = torch.tensor([1, 3], dtype=torch.int32)
     if rejection_sampler.expand_batch_to_tokens(values, ends, 3).tolist() != [0.25, 0.75, 0.75]:
         rejection_sampler.expand_batch_to_tokens = _expand
-        logger.info_once(
-            "hf_domino: this vLLM loses the temperature of sampled drafts on a CPU, which it works around."
-        )
+        logger.info_once("hf_domino works around a fault of vLLM: sampled drafts on a CPU lose the temperature.")
 
 
 def _expand(

@@ -121,7 +121,7 @@ def check_resumable(
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}
     shape = (*(field.name for field in fields(DrafterArguments)), *sorted(own))
-    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | fixed_arguments(args)
+    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | fixed_args(args)
     wanted |= {"ema_decay": None, "lora_rank": None}  # options of older versions
     if base is not None:
         wanted[BASE_DIGEST] = base
@@ -132,7 +132,7 @@ def check_resumable(
             raise invalid_argument(name, made, value, f"Set it back. {START_AGAIN}")
 
 
-def fixed_arguments(args: DominoTrainingArguments) -> dict[str, Any]:
+def fixed_args(args: DominoTrainingArguments) -> dict[str, Any]:
     """Return the arguments that cannot change in a run, for the `run.json` of a saved drafter."""
     values = {name: getattr(args, name) for name in FIXED_ARGUMENTS}
     return {name: getattr(value, "value", value) for name, value in values.items()}

@@ -46,14 +46,7 @@ from hf_domino.training.objective.forward import Batch, check_final
 from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Objective
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.resuming import (
-    BASE_DIGEST,
-    RUN_FILE,
-    STATE_FILE,
-    check_resumable,
-    fixed_arguments,
-    last_checkpoint,
-)
+from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, fixed_args, last_checkpoint
 
 LENGTHS = 8  # maximum number of padded lengths on a GPU, where each of them needs its own memory and kernels
 
@@ -351,6 +344,6 @@ class DominoTrainer(Trainer):
         super()._save(output_dir, *args, **kwargs)
         if self.args.should_save:
             folder = output_dir or str(self.args.output_dir)
-            kept = fixed_arguments(self.args) | {BASE_DIGEST: self._base}
+            kept = fixed_args(self.args) | {BASE_DIGEST: self._base}
             Path(folder, RUN_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
             finish_saving(folder, self.drafter.config, is_adapter=self.model is not self.drafter)

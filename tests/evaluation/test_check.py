@@ -140,7 +140,7 @@ def test_features_of_another_target(pair, held_out):
     TargetIdentity().record_in(wrong.config)  # as of a drafter that says nothing of its target
     result = checked(pair, wrong, held_out)
     assert result.causes[0].name == verdict.WRONG_TARGET
-    known = verdict.judge(result.modes, result.variants, is_its_target=True)
+    known = verdict.decide(result.modes, result.variants, is_its_target=True)
     assert verdict.WRONG_TARGET not in [cause.name for cause in known.causes]
 
 
@@ -316,7 +316,7 @@ def variants(**lengths):
     ],
 )
 def test_a_drafter_that_fits_is_not_praised_where_it_slows_its_target(speed_ups, first, last):
-    result = verdict.judge([rounds("text", GOOD)], variants(configured=GOOD, context=BAD))
+    result = verdict.decide([rounds("text", GOOD)], variants(configured=GOOD, context=BAD))
     shown = str(dataclasses.replace(result, speed_ups=speed_ups)).splitlines()
     assert first in shown[0]
     assert shown[-1].startswith(last)
@@ -324,7 +324,7 @@ def test_a_drafter_that_fits_is_not_praised_where_it_slows_its_target(speed_ups,
 
 
 def test_a_busy_machine_is_not_the_drafters_fault():
-    result = verdict.judge([rounds("text", GOOD)], variants(configured=GOOD, context=BAD))
+    result = verdict.decide([rounds("text", GOOD)], variants(configured=GOOD, context=BAD))
     shown = str(dataclasses.replace(result, speed_ups=[0.5, 0.6], load=3.0)).splitlines()
     assert shown[0].startswith("The drafter fits: first")
     assert shown[-1].startswith(
@@ -335,7 +335,7 @@ def test_a_busy_machine_is_not_the_drafters_fault():
 
 def test_wrong_chat_mode():
     modes = [rounds(prompts.THINKING, BAD), rounds(prompts.NOT_THINKING, GOOD)]
-    result = verdict.judge(modes, variants(configured=GOOD, context=BAD))
+    result = verdict.decide(modes, variants(configured=GOOD, context=BAD))
     assert [cause.name for cause in result.causes] == [verdict.WRONG_MODE]
     assert re.search(r"0.12 ± 0.\d\d in 'chat, thinking'", result.causes[0].evidence)
 
@@ -346,25 +346,25 @@ def test_causes_come_in_order():
         f"{measure.SHIFT_LABEL}True": [4] * 32,
         f"{measure.LAYERS}[0]": [2] * 32,
     }
-    result = verdict.judge([rounds(prompts.TEXT, BAD)], variants(configured=BAD, context=BAD, **better))
+    result = verdict.decide([rounds(prompts.TEXT, BAD)], variants(configured=BAD, context=BAD, **better))
     names = [cause.name for cause in result.causes]
     assert names[:2] == [verdict.WRONG_SHIFT_LABEL, verdict.WRONG_LAYERS]
     assert "[2]" in result.causes[1].evidence
 
 
 def test_undertrained_drafter_that_reads_its_context():
-    result = verdict.judge([rounds("text", BAD)], variants(configured=BAD, context=[1] * 32, head=BAD))
+    result = verdict.decide([rounds("text", BAD)], variants(configured=BAD, context=[1] * 32, head=BAD))
     assert [cause.name for cause in result.causes] == [verdict.UNTRAINED]
 
 
 def test_fresh_drafter_does_not_fit_even_where_it_is_accepted():
-    result = verdict.judge([rounds("text", GOOD)], variants(configured=GOOD, context=GOOD), is_fresh=True)
+    result = verdict.decide([rounds("text", GOOD)], variants(configured=GOOD, context=GOOD), is_fresh=True)
     assert [cause.name for cause in result.causes] == [verdict.UNTRAINED]
 
 
 @pytest.mark.parametrize(("lengths", "num_texts"), [([2, 2, 2], 1), ([1] * 40, 1), ([4, 1, 1] * 4, 3)])
 def test_too_few_rounds_or_texts(lengths, num_texts):
-    result = verdict.judge([rounds("text", lengths, num_texts)], variants(configured=GOOD, context=BAD))
+    result = verdict.decide([rounds("text", lengths, num_texts)], variants(configured=GOOD, context=BAD))
     assert (result.verdict, result.fits) == (verdict.TOO_FEW, False)
     said = (
         f"Inconclusive: {len(lengths) * num_texts} rounds of {num_texts} texts are too few to say whether the drafter"
@@ -376,11 +376,11 @@ def test_a_variant_that_is_better_by_chance_is_no_cause():
     """One text of three in which the drafter does better with another layer makes a tenth, but no certainty."""
     configured, other = [GOOD, GOOD, BAD], [GOOD, GOOD, GOOD]
     better = [Measurement(AS_CONFIGURED, configured), Measurement(f"{measure.LAYERS}[1]", other)]
-    result = verdict.judge([rounds("text", GOOD)], better)
+    result = verdict.decide([rounds("text", GOOD)], better)
     assert (result.verdict, result.causes) == (verdict.TOO_FEW, [])
     assert "a gain of 0.71 ± 3.05" in result.doubts[0]
     certain = [Measurement(variant.name, variant.texts * 5) for variant in better]
-    assert verdict.judge([rounds("text", GOOD)], certain).causes[0].name == verdict.WRONG_LAYERS
+    assert verdict.decide([rounds("text", GOOD)], certain).causes[0].name == verdict.WRONG_LAYERS
 
 
 def test_errors_cover_the_truth_where_texts_differ():
@@ -398,7 +398,7 @@ def test_more_prompts_are_asked_until_the_verdict_is_certain(tiny_qwen3, tiny_dr
     asked = [[5 + index, 6] for index in range(11)]
     for doubts, expected in (([], 4), (["?"], 11)):
         found = functools.partial(verdict.CheckResult, causes=[], doubts=doubts)
-        monkeypatch.setattr(check, "judge", lambda modes, variants, *_, found=found: found(modes, variants))
+        monkeypatch.setattr(check, "decide", lambda modes, variants, *_, found=found: found(modes, variants))
         result = check_fit(tiny_drafter, tiny_qwen3, prompts=asked, max_new_tokens=8)
         assert {len(row.texts) for row in (*result.modes, *result.variants)} == {expected}
 

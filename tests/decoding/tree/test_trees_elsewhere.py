@@ -30,7 +30,7 @@ DRAWN = {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.3, "no_repeat_
 def test_no_operation_meets_tensors_of_two_devices(
     tiny_qwen3, num_rows, tree_size, draft_length, distribution, options, monkeypatch
 ):
-    monkeypatch.setattr(tree_support, "_try", lambda *args: None)
+    monkeypatch.setattr(tree_support, "_test_tree", lambda *args: None)
     monkeypatch.setattr(policy, "CHAINS_FIRST", 1)
     (ids, mask), target, texts = left_padded(PROMPTS[:num_rows]), copy.deepcopy(tiny_qwen3).double(), []
     drafter = build_drafter(target, draft_tree_size=tree_size, draft_length=draft_length)

@@ -21,7 +21,7 @@ from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.scores import CandidateScores, Scores
 from hf_domino.methods import DominoDraftModel
 
-EXACT_POOL_SIZE = 128  # candidates per depth of a tree, if `draft_pool_size` is not set and chains use all tokens
+EXACT_POOL_SIZE = 128  # candidates per depth of a tree if `draft_pool_size` is None, with which chains use all tokens
 
 
 class CandidatePool:
@@ -29,7 +29,7 @@ class CandidatePool:
 
     Args:
         base_logits (`torch.Tensor`): Base logits `[B, P, D]`.
-        size (`int`): Number of candidates per position (M).
+        size (`int`): Number of candidates per position (M); they are the most likely tokens.
         distribution ([`TokenDistribution`]): The distribution that drafts are chosen from. It must pass [`fits_pool`].
         prefixes ([`Prefixes`]): The tokens so far of the B sequences.
         noise (`torch.Tensor`, *optional*): The noise that drafts are drawn with, `[B, P, D]` or for more positions.

@@ -99,7 +99,7 @@ class DraftSession(ABC):
         num_nodes: int | None = None,  # the largest number of nodes of a tree; None for a chain
         least_chance: float = 0.0,  # leave out nodes of a tree that are less likely to be accepted than this
     ) -> Tree:
-        """Draft tokens that continue each sequence, whose last token is the anchor."""
+        """Draft tokens that continue each sequence, whose last token is the anchor, on the device of the prefixes."""
         if not most:
             return Tree(prefixes.ids[:, :0])
         with self.executor.timer.phase("draft"):

@@ -30,7 +30,7 @@ class Acceptance:
     """The chance that a proposal of each class is accepted, given that all proposals before it are.
 
     Without first guesses, the classes are the positions of a chain. A position that was hardly ever reached is then
-    assumed to be like the position before it, so chains that are longer than those played so far have an estimate, too.
+    assumed to be like the position before it, so chains that are longer than those tried so far have an estimate, too.
 
     Args:
         size (`int`): Number of classes.

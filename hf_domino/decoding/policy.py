@@ -120,7 +120,8 @@ class Policy:
     Args:
         most (`int`): Number of proposals in a chain of full length.
         tree_size (`int` or `str`, *optional*): Maximum number of nodes of a tree; every drafted round then proposes a
-            tree. With `"adaptive"`, the policy chooses between chains and trees; with None, it only uses chains.
+            tree. With `"adaptive"`, the policy chooses between chains and trees. It only uses chains with None, or if
+            the target cannot verify trees.
         is_full (`bool`, *optional*, defaults to `False`): Whether to always draft full blocks, or trees of full depth.
     """
 
@@ -243,7 +244,7 @@ _learnt = threading.local()
 
 
 def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: GenerationConfig) -> int:
-    """The largest number of drafted proposals in a round: what the drafter makes, or `num_assistant_tokens` if smaller.
+    """Most proposals that a round drafts along one path: the drafter's number, or `num_assistant_tokens` if smaller.
 
     If `num_assistant_tokens` is not set, `generate` fills in a default of 20. An argument of 20 looks the same, so a
     value of 20 is ignored unless the target's own generation configuration sets `num_assistant_tokens`.

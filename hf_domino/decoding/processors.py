@@ -168,7 +168,7 @@ class SeenPenalty(Effect):
         self._ignored = ignored.tolist() if isinstance(ignored, torch.Tensor) else ignored or 0
         if isinstance(self._ignored, list) and len(set(self._ignored)) == 1:
             self._ignored = self._ignored[0]
-        self._held: torch.Tensor | None = None  # ignored tokens of each sequence, where captured graphs find them
+        self._held: torch.Tensor | None = None  # how many tokens each sequence ignores, where captured graphs find it
         # The penalty itself is part of the key, because division by a tensor would round the scores differently. If
         # sequences ignore different numbers of tokens, these numbers are held as a tensor.
         key = processor.penalty, "by row" if isinstance(self._ignored, list) else self._ignored

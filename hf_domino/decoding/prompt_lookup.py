@@ -109,7 +109,7 @@ class PromptLookup:
             each length is a shape of its own. `most` must be one of them.
     """
 
-    # Returns the tokens of a sequence (by its index) from an index on. The loop that runs the rounds sets it.
+    # Returns the tokens of a sequence (by its index) from an index on. The code that runs the rounds sets it.
     read: Callable[[int, int], Sequence[int]]
 
     def __init__(self, most: int, vocab_size: int, is_static: bool = False):

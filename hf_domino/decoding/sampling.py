@@ -112,7 +112,11 @@ class TokenDistribution:
 
     @property
     def key(self) -> Hashable | None:
-        """The parameters that a captured function depends on; None if it cannot be captured with this distribution."""
+        """The parameters that a captured function depends on.
+
+        None if no function with this distribution can be captured, because it copies results to the host or calls a
+        function of the caller.
+        """
         parts: list[Hashable] = []
         for step in self.steps:
             if isinstance(step, Effect):

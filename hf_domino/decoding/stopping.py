@@ -39,7 +39,7 @@ class KnownStops:
         return cls(frozenset(torch.cat(ends).tolist() if ends else ()), shortest, limits)
 
     def warn(self, input_ids: torch.Tensor) -> None:
-        """Let the criteria warn about a text that is too long for the target, as in plain `generate`.
+        """Let the criteria warn, once per message, of a text too long for the target, as in plain `generate`.
 
         Args:
             input_ids (`torch.Tensor`): The text so far, `[1, T]`.

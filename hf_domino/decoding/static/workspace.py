@@ -35,7 +35,8 @@ from hf_domino.target.view import TargetModel, has_hooks
 CAPACITY_STEP = 64  # capacities are multiples of it, so that texts of nearly the same length share graphs
 LEAST_CAPACITY = 512  # on a GPU, where less saves no time
 
-# What a layer with PEFT adapters depends on besides weights: the active and merged adapters, and their scaling.
+# What a layer with PEFT adapters depends on besides weights: which adapters are active, whether they are disabled,
+# which are merged, and their scaling.
 OF_ADAPTERS = ("active_adapters", "disable_adapters", "merged_adapters", "scaling")
 
 register_pytree_node(

@@ -12,7 +12,7 @@ from hf_domino.decoding.round import STEP, Arm
 FIRST_RATE = 0.75  # the acceptance rate of a drafter that fits its target
 MEMORY = 0.98  # the share of their weight that observations keep per round, because text changes within about 50 rounds
 # The cost of a round, in plain decode steps, before any time is measured: of a round with a draft, of a round with
-# prompt lookup, and the additional cost of each proposal. No round costs less than NOMINAL_LOOKUP.
+# prompt lookup, and the additional cost of each proposal. No round with proposals costs less than NOMINAL_LOOKUP.
 NOMINAL_ROUND = 1.4
 NOMINAL_LOOKUP = 1.1
 NOMINAL_PROPOSAL = 0.03

@@ -26,8 +26,8 @@ class Scores:
         self.vocab_size = scores.shape[1]
         self._flat = torch.empty(scores.numel() + 1, dtype=dtype, device=scores.device)
         self.tensor.copy_(scores)
-        # The extra last element receives writes for tokens without a score. Assigning to a slice, not to one element,
-        # needs no copy from the host.
+        # The extra last element receives the writes for tokens that have no score or are not to change. Assigning to a
+        # slice, not to one element, needs no copy from the host.
         self._flat[-1:] = 0.0
 
     @property

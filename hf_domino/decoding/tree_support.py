@@ -93,6 +93,6 @@ def _test_tree(target: PreTrainedModel) -> str | None:
 
 
 def distance(logits: torch.Tensor, expected: torch.Tensor) -> float:
-    """The distance of two sets of logits `[N, V]`: the median of their RMS difference in standard deviations."""
+    """The RMS difference of two sets of logits `[N, V]` in standard deviations, as the median over the positions."""
     expected = expected.double()
     return float(((logits.double() - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)).median())

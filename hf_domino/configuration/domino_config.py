@@ -200,7 +200,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         """Return a copy with some fields changed; with `projector_type`, a configuration of that method.
 
         Args:
-            changes: New values of fields. Fields that only the new method has get the values of a new drafter.
+            changes: New values of fields. Fields that only the new method has get the values of a new drafter for this
+                target.
 
         Raises:
             ValueError: If a field is unknown, of another method or out of its range.

@@ -1,9 +1,12 @@
-"""Pages, cards, notebooks and `--help` use the field's words, not those that stood here before."""
+"""Pages, cards, notebooks, `--help`, docstrings and comments use the field's words, not those of earlier versions."""
 
 from __future__ import annotations
 
+import ast
+import io
 import json
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,7 @@ GONE = {  # what a reader would not know, and what it is called now
 # Code and computed names may hold old words: kernels' functions, files of rows, fields of statistics and of rows.
 NAMES = re.compile(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)|\[[\w.-]+\.jsonl\]", re.DOTALL)
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("model_cards/*/README.md")])
+DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 NOTEBOOKS = sorted(ROOT.glob("notebooks/*.ipynb"))
 
 
@@ -56,6 +60,24 @@ def test_help_uses_the_words_of_the_field(command, capsys):
     with pytest.raises(SystemExit):
         main([command, "--help"] if command else ["--help"])
     assert old_words(capsys.readouterr().out) == []
+
+
+def docstrings_and_comments(path):
+    """What a module says to its reader."""
+    source = path.read_text(encoding="utf-8")
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
+    comments = [
+        token.string
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT
+    ]
+    return "\n".join([*filter(None, map(ast.get_docstring, nodes)), *comments])
+
+
+@pytest.mark.parametrize("package", ["hf_domino", "kernels/torch-ext/domino_kernels"])
+def test_modules_use_the_words_of_the_field(package):
+    found = {path.name: old_words(docstrings_and_comments(path)) for path in (ROOT / package).rglob("*.py")}
+    assert {name: words for name, words in found.items() if words} == {}
 
 
 @pytest.mark.parametrize(

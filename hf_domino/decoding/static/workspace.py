@@ -145,7 +145,7 @@ class Workspace(Executor):
         return self._run_padded(tuple(keys), of_tensors, tensors)
 
     def _run_padded(self, key: Hashable, function: Callable[..., Any], tensors: list[torch.Tensor]) -> Any:
-        """Run a function of tensors, padded to a power of two of sequences with copies of the first one."""
+        """Run a function of tensors, padded to a power of two of sequences by repeating the first one."""
         num_rows = len(tensors[0])
         missing = bucket_of(max(num_rows, self.min_batch_size)) - num_rows
         if missing:

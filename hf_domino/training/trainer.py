@@ -305,8 +305,8 @@ class DominoTrainer(Trainer):
         """Write the drafter's card to `output_dir`, from the records of its training.
 
         Args:
-            model_name (`str`, *optional*): Name of the drafter. Defaults to the name of `output_dir`. With `push_to_hub`,
-                the name on the Hub is used instead.
+            model_name (`str`, *optional*): Name of the drafter. Defaults to the name of `output_dir`. A run with
+                `push_to_hub` uses the name on the Hub instead.
             dataset, dataset_tags (`str` or `list[str]`, *optional*): Data sets on the Hub on which it was trained.
             finetuned_from (`str`, *optional*): The target's name.
             metadata (*optional*): Fields for the card's metadata block, such as `license`.

@@ -200,7 +200,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         """Return a copy with some fields changed; with `projector_type`, a configuration of that method.
 
         Args:
-            changes: New values of fields. Fields that only the new method has get the values of a new drafter.
+            changes: New values of fields. Fields that only the new method has get the values of a new drafter for this
+                target.
 
         Raises:
             ValueError: If a field is unknown, of another method or out of its range.
@@ -304,7 +305,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         the pad token, the end-of-text token (with a notice).
 
         Args:
-            target_config (`PreTrainedConfig`): The target's configuration; of a multimodal one, the text model's is used.
+            target_config (`PreTrainedConfig`): The target's configuration; of a multimodal one, the text model's
+                is used.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, to find a mask token.
             overrides: Any field of the method's configuration, such as `num_hidden_layers` (defaults to 5, or fewer
                 for a target with fewer than 20 layers) or `block_size` (defaults to 16).

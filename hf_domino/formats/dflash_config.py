@@ -67,7 +67,7 @@ OWN = """
     xpress_mlp_hidden xpress_num_passes xpress_block_size
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
-# Fields that matter only in training, or that follow from the tensors.
+# Fields that matter only in training or to the target, or that follow from the tensors.
 HARMLESS = ("attention_mode", "*confidence_head*", "num_context_layers", "target_hidden_size", *TARGET_ONLY.split())
 MUSE_TYPE = "muse_glimmer_assistant"
 MUSE_TARGET_TYPE = "muse_glimmer_text"

@@ -131,7 +131,7 @@ def drafted_ids(t2d: torch.Tensor, vocab_size: int) -> torch.Tensor:
 
 
 def beside(tensors: Tensors, config: DominoConfig, target: PreTrainedModel | None = None) -> tuple[Tensors, str | None]:
-    """Add `t2d` and the drafted rows of the target's lm_head to tensors; without a target, return a warning, too."""
+    """Add `t2d` to tensors, and the drafted rows of the target's lm_head; without a target, a warning instead."""
     ids = ids_of(tensors[D2T])
     found = tensors | {T2D: t2d_of(ids, config.vocab_size)}
     if target is None:

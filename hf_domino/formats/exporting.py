@@ -102,9 +102,8 @@ def export(
         logger.warning(note)
     tensors = {}
     for name, tensor in own.items():
-        if drafter.config.rope_interleaved and ROTATED_WEIGHTS.search(
-            name
-        ):  # engines rotate halves instead of neighbours
+        # Engines rotate halves instead of neighbours.
+        if drafter.config.rope_interleaved and ROTATED_WEIGHTS.search(name):
             pairs = tensor.unflatten(0, (-1, drafter.config.head_dim // 2, 2))
             tensor = pairs.transpose(1, 2).flatten(0, 2)
         stored_as = name.replace("codebook.weight", "codebook")

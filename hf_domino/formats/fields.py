@@ -29,8 +29,8 @@ TARGET_TENSORS = (
     r"^d2t$",  # only if it covers the whole vocabulary; otherwise it is the drafter's
     r"(^|\.)rotary_emb\.inv_freq$",
 )
-# Fields of DominoConfig that have the same names in every decoder of Transformers. Files must state the sizes, because
-# a decoder's default sizes are not a drafter's.
+# Fields of DominoConfig that have the same names in every decoder of Transformers. Most formats require the sizes,
+# because a decoder's default sizes are not a drafter's.
 DECODER_SIZES = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads"),
     *("num_hidden_layers", "num_key_value_heads", "head_dim"),

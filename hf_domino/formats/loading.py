@@ -46,7 +46,7 @@ logger = logging.get_logger(__name__)
 
 DOWNLOAD_ARGUMENTS = ("cache_dir", "force_download", "local_files_only", "proxies", "revision", "subfolder", "token")
 PINNED_BY = ("cache_dir", "local_files_only", "token")
-DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies no other matrices
+DTYPES = ("bfloat16", "float16", "float32", "float64")  # torch multiplies matrices of no other dtype
 NAME = "pretrained_model_name_or_path"
 MOST_SHOWN = 4  # names of tensors in an error
 # Parts of tensor names that only occur in other methods or in quantised files.

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 if TYPE_CHECKING:
     from hf_domino.methods import DominoDraftModel
 
-_attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: its drafter was detached
+_attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it must have no drafter
 _on_first_call: list[Callable[[Any], None]] = []  # at most one function, which attaches a drafter to its target
 _is_plain: ContextVar[bool] = ContextVar("plain", default=False)
 # Locks for the counts, and for a model's first call.

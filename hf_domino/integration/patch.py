@@ -6,8 +6,8 @@ after they have loaded the target. The patch wraps five functions. Each wrapper 
 call's own or the target's default drafter; every other call reaches the original function with unchanged arguments.
 `uninstall` restores the originals.
 
-The patch imports nothing: a module is patched when it is imported, and what a drafter needs is imported by the first
-call that drafts.
+The patch imports nothing: a module is patched when it is imported, and what a drafter needs is imported when a call
+first needs it.
 """
 
 from __future__ import annotations

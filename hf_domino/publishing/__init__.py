@@ -1,7 +1,7 @@
 """Publish and find drafters.
 
-`folder_card` writes the card of a folder, `hub` pushes folders and searches the Hub, and `released` lists drafters that
-others have released.
+`folder_card` writes the card of a folder, `hub` pushes folders and searches the Hub, and `released` lists known
+releases, ours included.
 """
 
 from hf_domino.publishing.hub import FoundDrafter, PushResult, find, push

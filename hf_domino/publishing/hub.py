@@ -179,7 +179,8 @@ def find(target: str, *, limit: int = 20, token: str | bool | None = None) -> li
 
     Args:
         target (`str`): OWNER/NAME of the target on the Hub.
-        limit (`int`, *optional*, defaults to 20): Number of repositories to inspect, the most downloaded first.
+        limit (`int`, *optional*, defaults to 20): Maximum number of repositories to inspect, the most
+            downloaded first.
         token (`str` or `bool`, *optional*): Token for the Hub.
 
     Returns:

@@ -1,9 +1,9 @@
 """A vLLM plugin, with which vLLM's server can serve Domino drafters.
 
 vLLM calls `plugin` in each of its processes, and `plugin` registers the name of a model. `vllm_model` is that model,
-and `vllm_faults` works around faults of vLLM on a CPU; only these two modules import vLLM. `settings` checks which
-drafters and server settings are supported, and `head` runs the correction head. The model serves other people's DFlash
-drafters in the same way as vLLM's own model.
+and `vllm_faults` works around faults of vLLM on a CPU; only these two modules cannot be imported without vLLM.
+`settings` checks which drafters and server settings are supported, and `head` runs the correction head. The model
+serves other people's DFlash drafters in the same way as vLLM's own model.
 
 The plugin relies on these parts of vLLM, read in 0.32.0 and 0.33.0 (B requests, P proposals):
 

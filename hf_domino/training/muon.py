@@ -19,7 +19,8 @@ from torch import nn
 
 from hf_domino._common.dtypes import fast_dtype
 
-# Parts of the names of matrices that have a row for each token, and of those that feed them (`embed_proj.0`).
+# Parts of the names of matrices that AdamW trains: of those with a row for each token, and of those that feed them
+# (`embed_proj.0`).
 BY_TOKEN = ("embed", "markov_w", "codebook")
 MOMENTUM = 0.95  # Muon's, the same as torch's default
 RMS_OF_ADAMW = 0.2  # RMS of AdamW's updates, to which torch's "match_rms_adamw" scales, too
@@ -45,8 +46,8 @@ class MuonWithAdamW(torch.optim.Optimizer):
     and sends the results to the others.
 
     Args:
-        model (`nn.Module`): The model. Muon trains its two-dimensional parameters, except embeddings and output
-            projections, and AdamW trains the rest.
+        model (`nn.Module`): The model. Muon trains its two-dimensional parameters, except embeddings and others whose
+            names contain one of `BY_TOKEN`, and AdamW trains the rest.
         muon_lr (`float`): Learning rate of Muon, in units of AdamW's (updates are rescaled to the size of AdamW's).
         adamw_lr (`float`): Learning rate of AdamW.
         weight_decay (`float`): Weight decay of the matrices; the rest has none.

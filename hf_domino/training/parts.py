@@ -36,7 +36,8 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
     Args:
         given (`DominoDraftModel` or `PeftModel`): The drafter, or PEFT's wrapper around it.
         drafter (`DominoDraftModel`): The drafter itself, in fp32.
-        args (`DominoTrainingArguments`): Arguments, of which `train_only` and the LoRA fields are read.
+        args (`DominoTrainingArguments`): Arguments, of which `train_only`, `use_peft` and those of [`add_lora`] are
+            read.
 
     Returns:
         `DominoDraftModel` or `PeftModel`: The model that is trained and saved.

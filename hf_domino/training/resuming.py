@@ -37,8 +37,9 @@ START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in P
 
 @contextmanager
 def lock_folder(args: DominoTrainingArguments) -> Iterator[None]:
-    """Lock `output_dir`; raise a `ValueError` if another run uses it, because each would delete the other's files."""
-    # The lock is in the folder, whose parent may be read-only. No trainer pushes a file of this name to the Hub.
+    """Lock `output_dir`; raise a `ValueError` if another run uses it, because runs delete each other's checkpoints."""
+    # The lock is in the folder, whose parent may be read-only. No trainer pushes a file of this name to the Hub. With
+    # `realpath`, it is one lock, however the folder is spelled.
     lock = FileLock(os.path.realpath(f"{args.output_dir}/_lock"))
     if args.process_index == 0:
         try:

@@ -1,7 +1,7 @@
 """`DominoTrainer`: Transformers' trainer for drafters, with the frozen target in the same process.
 
-The anchors of an example depend only on the seed, the epoch and the tokens of the example, and both losses are divided
-by the sum of the loss weights of the whole step over all processes. Therefore a resumed run gives the same result as an
+The anchors of an example depend only on the seed, the epoch and the example itself, and both losses are divided by the
+sum of the loss weights of the whole step over all processes. Therefore a resumed run gives the same result as an
 uninterrupted one, and gradient accumulation or several processes give the same result as one large batch (arXiv
 2605.29707).
 """
@@ -65,7 +65,7 @@ class DominoTrainer(Trainer):
         model (`DominoDraftModel` or `PeftModel`): The drafter. It is trained in fp32, whatever dtype it was loaded in.
             If PEFT wraps it, or with `use_peft`, only the adapter is trained and saved.
         target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
-            It is moved to the training device, unless it is dispatched or offloaded.
+            It is moved to the training device, unless a `device_map`, offloading or sharding has placed its parts.
         args (`DominoTrainingArguments`): Training arguments.
         data_collator (*optional*): Defaults to [`~training.objective.anchors.collate_rows`] with the drafter's pad
             token.
@@ -305,8 +305,8 @@ class DominoTrainer(Trainer):
         """Write the drafter's card to `output_dir`, from the records of its training.
 
         Args:
-            model_name (`str`, *optional*): Defaults to the name on the Hub if there is one, otherwise to the name of
-                `output_dir`.
+            model_name (`str`, *optional*): Name of the drafter. Defaults to the name of `output_dir`. A run with
+                `push_to_hub` uses the name on the Hub instead.
             dataset, dataset_tags (`str` or `list[str]`, *optional*): Data sets on the Hub on which it was trained.
             finetuned_from (`str`, *optional*): The target's name.
             metadata (*optional*): Fields for the card's metadata block, such as `license`.

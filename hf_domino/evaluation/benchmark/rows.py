@@ -80,7 +80,7 @@ def finished(path: Path, origin: Row, batches: Mapping[Any, Any], temperature: f
     """Read the results of finished batches from an earlier run.
 
     Raises:
-        ValueError: If the earlier run used other options, models, prompts or versions.
+        ValueError: If the earlier run used other options, models, prompts, versions or another machine.
     """
     if not path.is_file():
         return []

@@ -51,7 +51,8 @@ def check_fit(
     """Measure whether a drafter fits its target, and find the likely causes if it does not.
 
     The check generates text with the drafter, and measures it as configured and in variants, such as with other layers,
-    until the verdict is outside the sampling error. If the drafter can fit, it then times a few prompts.
+    until the verdict is outside the sampling error. Unless the verdict is that the drafter does not fit, the check then
+    times a few prompts.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper around it. It is not changed.

@@ -186,7 +186,7 @@ def decide(
     """Decide whether a drafter fits, and order the likely causes if it does not."""
     # `modes` holds real rounds. `variants` holds rounds at the same positions for every variant, the first of which is
     # as configured. A drafter with initial weights (`is_fresh`) does not fit even if its proposals are accepted,
-    # because a target that repeats itself accepts anything.
+    # because a target can repeat itself, which is easy to draft.
     rates = {mode.name: mode.first_rate for mode in modes}
     low = [name for name, rate in rates.items() if rate.high < MIN_FIRST_RATE]
     unclear = [name for name, rate in rates.items() if name not in low and not rate.low >= MIN_FIRST_RATE]

@@ -73,7 +73,7 @@ def probe_width(target: PreTrainedModel, seed: int = 0) -> WidthProbe:
         [`WidthProbe`]: The measurement, which you can print.
 
     Raises:
-        ValueError: If the target is on the list of unsupported targets, or if the difference is an error.
+        ValueError: If no drafter can serve the target anyway, or if the difference is an error.
 
     Example:
     ```python

@@ -146,7 +146,7 @@ def accept_lengths(
 
 
 def chosen_logits(drafter: DominoDraftModel, target: TargetModel, *positions: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute [`draft_logits`], with the tokens that a head forbids ruled out in the corrected logits."""
+    """Compute [`draft_logits`], and mask the tokens that the head does not consider in the corrected logits."""
     base, corrected = draft_logits(drafter, target, *positions)
     if drafter.head is not None:
         narrowed = drafter.head.narrow(base)

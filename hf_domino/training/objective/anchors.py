@@ -26,8 +26,9 @@ TRAINING_STREAM, EVALUATION_STREAM = range(2)  # seeds that make training and ev
 def sample_anchors(batch: Batch, num_anchors: int, *seeds: int) -> torch.Tensor:
     """Draw up to `num_anchors` anchors per sequence, without replacement.
 
-    The anchors of a sequence depend only on `seeds` and its tokens. So several processes, smaller batches or a resumed
-    run draw the same anchors as one large batch, and sequences with the same tokens get the same anchors.
+    The anchors of a sequence depend only on `seeds` and the sequence, which is its tokens and its loss mask. So several
+    processes, smaller batches or a resumed run draw the same anchors as one large batch, and equal sequences get the
+    same anchors.
 
     Args:
         batch (`dict[str, torch.Tensor]`): `input_ids`, `loss_mask` and `attention_mask` `[B, S]`.

@@ -161,7 +161,7 @@ def draft_logits(
 
 @torch.no_grad()
 def teach(vocabulary: DraftVocabulary, target: TargetModel, final: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the target's probabilities `[M, D]` in fp32 and their entropy `[M]` in nats from its states `[M, H]`."""
+    """Compute the target's fp32 probabilities `[M, D]` and their entropy `[M]` in nats, from final states `[M, H]`."""
     log_probs = F.log_softmax(vocabulary.logits(target, final).float(), dim=-1)
     probs = log_probs.exp()
     return probs, log_probs.mul_(probs).sum(dim=-1).neg()
@@ -170,7 +170,8 @@ def teach(vocabulary: DraftVocabulary, target: TargetModel, final: torch.Tensor)
 class LeanCrossEntropy(torch.autograd.Function):
     """Cross-entropy with a third of autograd's passes over the logits.
 
-    The gradient is computed in place, so the backward pass can run only once.
+    It keeps the log-probabilities `[M, D]`, and the backward pass turns them into the gradient in place, so it can run
+    only once.
     """
 
     @staticmethod

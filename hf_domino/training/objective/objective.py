@@ -94,7 +94,7 @@ class Objective:
                 `hidden_states` `[B, S, C, H]`, with which the target does not run. If the columns of
                 [`~Objective.label`] are missing, they are added.
             lambda_base (`float`, *optional*): Share of the base term in the loss. Without it, the batch is evaluated
-                with the published loss, whatever the loss options are, so that different trainings can be compared.
+                with the published loss, never with distillation or D-PACE, so that different trainings can be compared.
         """
         if "columns" not in batch:
             self.label(batch, evaluating=lambda_base is None)
@@ -105,7 +105,7 @@ class Objective:
         with self._autocast():
             captured, final = read_target(self.target, batch, final=learns)
             hidden, states = draft_blocks(drafter, self.target, batch, drafter.fuse_context(captured))
-            if final is not None:  # take the states from which the target predicts the labels
+            if final is not None:  # take the states from which the target predicts the labels, any if there is no label
                 positions = block_positions(anchors, config.block_size) - config.label_offset
                 rows = torch.arange(len(anchors), device=anchors.device)[:, None, None]
                 final = final[rows, positions.clamp(0, final.shape[1] - 1)]
@@ -144,7 +144,7 @@ class Objective:
         """Score N blocks whose logits fit into memory, by the formula of `losses.py`.
 
         On a CPU, logits are computed only at the M positions that carry a loss, which saves the products of the others.
-        Elsewhere they are computed at all positions, so that shapes do not depend on the text.
+        Elsewhere they are computed at all positions, so that nothing waits for M, and shapes do not depend on the text.
         """
         drafter = self.drafter
         target = self.target

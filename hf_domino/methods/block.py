@@ -155,8 +155,8 @@ class BlockModel(DominoDraftModel):
     def scaling(self) -> BlockConfig | None:
         """The configuration, if it sets its own scale or cap of the logits; None if the target's apply."""
         config = self.config
-        has_explicit_vocabulary = config.output_multiplier is not None or config.final_logit_softcapping is not None
-        return config if has_explicit_vocabulary else None
+        has_own_scaling = config.output_multiplier is not None or config.final_logit_softcapping is not None
+        return config if has_own_scaling else None
 
     def draft_blocks(
         self,

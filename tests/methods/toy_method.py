@@ -59,7 +59,7 @@ class ToyModel(DominoDraftModel):
     def logits(self, target, hidden):
         return self.vocabulary.logits(target, hidden)
 
-    def draft(self, target, anchors, positions, new, cache, endings=None):
+    def draft(self, target, anchors, positions, new, cache, last_tokens=None):
         features = new and new.features
         block = self.block(target, anchors).flatten(1, 2)  # [B, Q, H]
         if features is None:

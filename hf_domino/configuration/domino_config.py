@@ -305,8 +305,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         the pad token, the end-of-text token (with a notice).
 
         Args:
-            target_config (`PreTrainedConfig`): The target's configuration; of a multimodal one, the text model's
-                is used.
+            target_config (`PreTrainedConfig`): The target's configuration; for a multimodal one, its text model's.
             tokenizer (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, to find a mask token.
             overrides: Any field of the method's configuration, such as `num_hidden_layers` (defaults to 5, or fewer
                 for a target with fewer than 20 layers) or `block_size` (defaults to 16).

@@ -83,10 +83,7 @@ class Eagle3Config(DominoConfig):
 
     @classmethod
     def choose_layers(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
-        """Choose an early, a middle and a late layer, as EAGLE-3 does.
-
-        Layers are spread over the target instead if it has too few for that, or if another number of them is wanted.
-        """
+        """Choose an early, a middle and a late layer, or spread them if the target is small or others are wanted."""
         ids = [1, num_target_layers // 2 - 1, num_target_layers - 4]
         if ids == sorted(set(ids)) and num_captured in (None, len(ids)):
             return ids

@@ -44,6 +44,7 @@ def hub_cache(saved_pair, standalone, tmp_path):
     return tmp_path / "hub"
 
 
+@pytest.mark.slow
 def test_without_the_package(saved_pair, standalone, hub_cache, tmp_path):
     """From a folder, as from the Hub: greedy, sampled, in batches, with stop strings, streamed."""
     script = Path(__file__).with_name("without_package.py")

@@ -130,6 +130,7 @@ def run(saved_pair, work: Path, num_processes: int, num_kills: int) -> dict:
     return report
 
 
+@pytest.mark.slow
 def test_a_run_is_killed_inside_a_save_and_one_is_asked_to_stop(saved_pair, tmp_path):
     report = run(saved_pair, tmp_path, num_processes=1, num_kills=0)
     assert report["deaths"] == [[[-9], ["checkpoint-2", "checkpoint-4"]]]

@@ -50,9 +50,8 @@ def check_fit(
 ) -> CheckResult:
     """Measure whether a drafter fits its target, and find the likely causes if it does not.
 
-    The check generates text with the drafter, and measures it as configured and in variants, such as with other layers,
-    until the verdict is outside the sampling error. Unless the verdict is that the drafter does not fit, the check then
-    times a few prompts.
+    It generates text with the drafter, as configured and in variants such as other layers, until the verdict is outside
+    the sampling error. Unless the drafter does not fit, it then times a few prompts.
 
     Args:
         drafter (`DominoDraftModel`): The drafter, or PEFT's wrapper around it. It is not changed.

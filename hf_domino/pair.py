@@ -6,7 +6,7 @@ allowed to publish a target, the checkout has only its drafter.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.errors import invalid_argument
 from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import check_file, read_records
-from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
+from hf_domino.formats.source import check_is_target, check_source, has_model
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.target.compatibility import check_target
 from hf_domino.target.loading import AutoTarget
@@ -110,7 +110,7 @@ def find_drafter(name: str | Path, field: str = "--drafter") -> str:
     """Return the folder or the Hub name of a drafter, and raise an error if there is no such drafter."""
     if _is_bundled(name):
         folders = [domino_folder(cards / BUNDLED) for cards in _cards()]
-        found = _first_there(folders)
+        found = next(filter(has_model, folders), None)
         if found is None:
             raise _no_pair(folders)
         return str(found)
@@ -208,12 +208,8 @@ def _offline(name: str | Path) -> dict[str, Any]:
 
 def _drafter_of(target: Path) -> Path | None:
     """Return the folder of the drafter beside a target, or of the published drafter with the target's name."""
-    return _first_there([domino_folder(target), *(domino_folder(cards / target.name) for cards in _cards())])
-
-
-def _first_there(folders: Iterable[Path]) -> Path | None:
-    files = (CONFIG, ADAPTER_CONFIG)
-    return next((folder for folder in folders if any((folder / file).is_file() for file in files)), None)
+    folders = [domino_folder(target), *(domino_folder(cards / target.name) for cards in _cards())]
+    return next(filter(has_model, folders), None)
 
 
 def read_prompts(path: Path) -> list[dict[str, Any]]:

@@ -70,6 +70,11 @@ def check_is_target(name: str | Path, field: str, **download: Any) -> None:
         raise invalid_argument(field, "a target", f"a drafter ({name})", "Were target and drafter swapped?")
 
 
+def has_model(folder: Path) -> bool:
+    """Return whether a folder contains a model or an adapter, of any kind."""
+    return any((folder / file).is_file() for file in (CONFIG, ADAPTER_CONFIG))
+
+
 def _why_not_on_hub(name: str, download: Download) -> str | None:
     """Return why nothing can be loaded from the Hub by this name; None if it is worth trying."""
     places = {key: download[key] for key in ("cache_dir", "revision") if download.get(key) is not None}

@@ -8,6 +8,7 @@ Shapes: L layers, D width of a head, C context positions, B requests, N proposal
 
 from __future__ import annotations
 
+from functools import wraps
 from types import MethodType
 from typing import Any
 
@@ -77,7 +78,10 @@ def fix_release() -> None:
     if not hasattr(ops, "CPUDNNLGEMMHandler"):
         return  # another version of vLLM
     release = ops.CPUDNNLGEMMHandler.__del__
+    if hasattr(release, "__wrapped__"):
+        return  # fixed when an earlier drafter was loaded
 
+    @wraps(release)
     def outside_a_trace(self: Any) -> None:
         with torch._C._ForceDispatchKeyGuard(NO_KEYS, NO_KEYS):
             release(self)

@@ -12,13 +12,12 @@ from torch import nn
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.registry import config_classes
+from hf_domino.formats.fields import CONVOLUTION, FUSION
 from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 
-# Fields that can change when a drafter is trained further, because its existing weights do not depend on them.
+# A drafter that is trained further can have blocks of another size, and convolutions (`CONVOLUTION`) if it has none.
 BLOCK_SIZE = "block_size"
-CONV_KERNEL_SIZE = "conv_kernel_size"
-FUSION = "layer_fusion"  # stays as it is, because it changes what a trained drafter drafts
 
 
 def fields_of_head(method: type[DominoConfig]) -> set[str]:
@@ -143,11 +142,11 @@ def extend_drafter(drafter: DominoDraftModel, overrides: Mapping[str, Any]) -> D
             remedy = "Leave projector_type out, or start from such a drafter."
             raise invalid_argument("the drafter of a new head", expected, config.title, remedy)
         overrides = {**method.defaults, FUSION: config.layer_fusion, **overrides}
-    if (taps := getattr(config, CONV_KERNEL_SIZE, None)) not in (None, overrides.get(CONV_KERNEL_SIZE, taps)):
+    if (taps := getattr(config, CONVOLUTION, None)) not in (None, overrides.get(CONVOLUTION, taps)):
         raise invalid_argument(
-            f"{CONV_KERNEL_SIZE} of the drafter",
+            f"{CONVOLUTION} of the drafter",
             taps,
-            overrides[CONV_KERNEL_SIZE],
+            overrides[CONVOLUTION],
             "Its weights were trained for these: leave it out.",
         )
     result = DominoDraftModel(config.changed(**overrides))

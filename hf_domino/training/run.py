@@ -19,7 +19,8 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, config_classes
-from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG
+from hf_domino.formats.fields import CONVOLUTION
+from hf_domino.formats.source import has_model
 from hf_domino.methods import DominoDraftModel
 from hf_domino.target.identity import identify
 from hf_domino.target.loading import AutoTarget, place_target
@@ -28,7 +29,7 @@ from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArgu
 from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
-from hf_domino.training.parts import BLOCK_SIZE, CONV_KERNEL_SIZE, extend_drafter, fields_of_head
+from hf_domino.training.parts import BLOCK_SIZE, extend_drafter, fields_of_head
 from hf_domino.training.plan import follow_minutes, print_requirements, resume_plan
 from hf_domino.training.resuming import RUN_FILE, delete_run, find_checkpoint, lock_folder
 from hf_domino.training.trainer import DominoTrainer
@@ -56,7 +57,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     check_fields(names, shape, data, args)
     folder = Path(str(args.output_dir))
     check_writable(folder, "output_dir")
-    if not (folder / RUN_FILE).is_file() and any((folder / name).is_file() for name in (CONFIG, ADAPTER_CONFIG)):
+    if not (folder / RUN_FILE).is_file() and has_model(folder):
         remedy = "Choose another: the drafter would be written over it."
         raise invalid_argument("output_dir", "a folder without a model that was made elsewhere", str(folder), remedy)
     with lock_folder(args), needing_room(folder, MAKE_ROOM):
@@ -192,7 +193,7 @@ def check_fields(
     if args.use_peft and overrides:
         remedy = "An adapter has the shape of its drafter: leave one of them out."
         raise invalid_argument(f"use_peft with {', '.join(overrides)}", False, True, remedy)
-    of_head = [name for name in overrides if name not in (BLOCK_SIZE, CONV_KERNEL_SIZE)]
+    of_head = [name for name in overrides if name not in (BLOCK_SIZE, CONVOLUTION)]
     default = DominoConfig.projector_type if names.drafter is None else ""
     method = METHODS.get(overrides.get("projector_type", default))
     if method is not None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.configuration.from_target import eos_ids_of
@@ -24,8 +24,13 @@ from hf_domino.target.view import input_device
 # These values switch off any truncation that a target's generation configuration asks for.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}
 UNTRUNCATED_THERE = {"top_k": -1, "min_p": 0.0}  # the same for a server
-# Options of a generation configuration that count from the start of a call of `generate`, so it cannot be split.
-FROM_THE_START = ("min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens", "max_time")
+ONE_TEXT = {"num_beams": 1, "num_return_sequences": 1}  # one text per prompt, whatever the target's configuration says
+# Options of a generation configuration that depend on where a call of `generate` starts or ends, so that it cannot be
+# split. The second ones do so unless they are 1.
+OF_THE_CALL = (
+    "min_new_tokens", "exponential_decay_length_penalty", "begin_suppress_tokens", "max_time", "forced_eos_token_id",
+)  # fmt: skip
+FACTORS_OF_THE_CALL = ("guidance_scale", "encoder_repetition_penalty")
 CHUNK = 32  # tokens between two checks for finished sequences; a check costs about one decode step
 SEED_STRIDE = 1_000_003  # distance between the seeds of two runs, so that their batches do not share seeds
 MAX_RETRIES = 5
@@ -62,9 +67,10 @@ class TargetWriter:
 
     def __init__(self, target: PreTrainedModel, chunk: int | None = None):
         config = target.generation_config
-        starts_count = any(getattr(config, name, None) for name in FROM_THE_START)
+        is_whole = any(getattr(config, name, None) is not None for name in OF_THE_CALL)
+        is_whole |= any(getattr(config, name, None) not in (None, 1) for name in FACTORS_OF_THE_CALL)
         self.target = target
-        self.chunk = None if starts_count else chunk
+        self.chunk = None if is_whole else chunk
 
     def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written]:
         """Continue a batch of prompts.
@@ -94,7 +100,7 @@ class TargetWriter:
             "input_ids": pad_sequence(prompts, True, pad_token_id, padding_side="left"),
             "attention_mask": pad_sequence(masks, True, padding_side="left"),
         }
-        arguments: dict[str, Any] = {"do_sample": sampling.temperature > 0, "pad_token_id": pad_token_id}
+        arguments: dict[str, Any] = {**ONE_TEXT, "do_sample": sampling.temperature > 0, "pad_token_id": pad_token_id}
         if sampling.temperature > 0:
             arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
             if getattr(config, "min_p", None) is not None:  # only then, because it costs a pass over the logits
@@ -117,12 +123,35 @@ class TargetWriter:
             left -= new.shape[1]
             if left and stay:
                 index = torch.tensor(stay, device=new.device)
-                cache = getattr(output, CACHE)
-                cache.batch_select_indices(index)
                 mask = torch.nn.functional.pad(inputs["attention_mask"][index], (0, new.shape[1]), value=1)
-                inputs = {"input_ids": output.sequences[index], "attention_mask": mask, CACHE: cache}
+                inputs = {"input_ids": output.sequences[index], "attention_mask": mask}
+                cache = getattr(output, CACHE, None)
+                if _has_read(cache, output.sequences.shape[1] - 1):
+                    _keep_sequences(cache, index)
+                    inputs[CACHE] = cache
             sequences = [sequences[place] for place in stay]
         return [cut_at_end(ids, ends) for ids in texts]
+
+
+def _has_read(cache: Any, num_tokens: int) -> bool:
+    """Return whether a cache holds this many tokens; with another one, `generate` must read the text again."""
+    if not isinstance(cache, Cache) or isinstance(cache, StaticCache):  # a static cache has room for one call
+        return False
+    try:
+        return cache.get_seq_length() == num_tokens
+    except ValueError:  # all layers are recurrent, so `generate` would not know how much the cache has read
+        return False
+
+
+def _keep_sequences(cache: Cache, index: torch.Tensor) -> None:
+    """Keep the sequences of a cache whose numbers are in `index`."""
+    # Recurrent layers only have `reorder_cache`. MiniMax's cache holds the states of such layers itself, and its own
+    # `batch_select_indices` selects them.
+    cache_class = type(cache)
+    if cache_class.reorder_cache is Cache.reorder_cache and "batch_select_indices" in vars(cache_class):
+        cache.batch_select_indices(index)
+    else:
+        cache.reorder_cache(index)
 
 
 def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:

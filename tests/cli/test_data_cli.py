@@ -6,6 +6,7 @@ import json
 
 import pytest
 from chats import chat_tokenizer, read_lines, write_lines
+from families import build
 
 from hf_domino.cli.main import main
 from hf_domino.pair import read_prompts
@@ -50,6 +51,20 @@ def test_what_a_base_model_wrote_is_asked_by_check_and_bench(data, tmp_path):
     (asked,), (row,) = read_prompts(path), read_lines(path)
     assert asked["text"] in ("one", "two", "three")
     assert (row["prompt"], type(row["completion"])) == (asked["text"], str)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "falcon_h1"])
+def test_a_hybrid_target_writes_texts_that_end_at_different_times(family, tiny_tokenizer, tmp_path, capsys):
+    target = build(family, vocab_size=64)
+    target.generation_config.update(eos_token_id=list(range(4, 8)), pad_token_id=0)
+    target.save_pretrained(tmp_path / "target")
+    tiny_tokenizer.save_pretrained(tmp_path / "target")
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": "abcdefgh"[:count]} for count in range(1, 7)])
+    flags = ["--prompts", str(prompts), "--max-new-tokens", "48", "--temperatures", "1", "--threads", "1"]
+    flags += ["--keep-unended", "--min-distinct", "0", "--output", str(tmp_path / "data")]
+    assert main(["data", "--target", str(tmp_path / "target"), *flags]) == 0
+    lengths = {sum(row["loss_mask"]) for row in read_lines(tmp_path / "data/train.jsonl")}
+    assert min(lengths) <= 32 < max(lengths)  # some left the batch at the first check
 
 
 def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):

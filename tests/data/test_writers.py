@@ -5,12 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from accelerate import cpu_offload
+from families import build
+from test_hybrids import HYBRIDS
 
 from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import Sampling, TargetWriter, cut_at_end
 
 PROMPTS = [[4, 5, 6, 7], [8, 9], [10, 11, 12], [13, 14]]
 ENDS = tuple(range(4, 24))  # a random target says one of them soon
+# Others whose caches differ: none of attention, one of its own, and none that the model takes.
+OTHER_CACHES = "mamba", "minimax", "openai-gpt"
 
 
 @pytest.fixture
@@ -55,6 +59,33 @@ def test_a_least_length_counts_from_the_start_of_a_text(target):
     target.generation_config.min_new_tokens = 5
     written = TargetWriter(target, chunk=4).write(PROMPTS, Sampling(16, 1.0, ends=ENDS), seed=0)
     assert 5 < min(len(text.ids) for text in written) < 16
+
+
+@pytest.mark.parametrize("family", [*HYBRIDS, *OTHER_CACHES])
+def test_texts_of_targets_with_recurrent_layers_stay_the_same_when_others_leave_the_batch(family):
+    target = build(family)
+    target.generation_config.update(eos_token_id=list(ENDS), pad_token_id=0)
+    whole = TargetWriter(target).write(PROMPTS, Sampling(16, 0.0), seed=0)
+    assert len({len(text.ids) for text in whole}) > 1
+    for chunk in (1, 5):
+        assert TargetWriter(target, chunk).write(PROMPTS, Sampling(16, 0.0), seed=0) == whole
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"forced_eos_token_id": 0},
+        {"guidance_scale": 1.5},
+        {"cache_implementation": "static"},
+        {"num_beams": 3, "num_return_sequences": 2},
+    ],
+)
+def test_what_a_generation_configuration_asks_for_does_not_depend_on_the_chunk(options, target):
+    target.generation_config.update(**options)
+    sampling = Sampling(16, 0.0, ends=ENDS)
+    whole = TargetWriter(target).write(PROMPTS, sampling, seed=0)
+    assert len(whole) == len(PROMPTS)
+    assert TargetWriter(target, chunk=4).write(PROMPTS, sampling, seed=0) == whole
 
 
 def test_ends(target):

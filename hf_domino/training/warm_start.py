@@ -8,10 +8,12 @@ Shapes: T tokens, H hidden size.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from hf_domino._common.errors import invalid_argument
@@ -19,6 +21,7 @@ from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.backbone import ZeroLinear
 
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
+*_, DOWN = MLP = "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"
 # Scale of `fc`'s random weights, to which an identity for the last captured layer is added: with them, `fc` can learn
 # from all captured layers.
 REST = 0.05
@@ -32,7 +35,7 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
 
     `fc` passes on the last captured layer, and the norm behind it is the input norm of the first copied layer. A
     drafter normalises queries and keys, but few targets do. If the target does not, these norms get the size that the
-    target's queries and keys have over a text.
+    target's queries and keys have over a text. Narrower MLPs get the neurons that add most over that text.
 
     Args:
         drafter (`DominoDraftModel`): The new drafter, which is changed in place.
@@ -52,12 +55,16 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
             "num_hidden_layers with start_from_target", f"at most {len(layers)}", len(drafter.layers), REMEDY
         )
     pairs = list(zip(drafter.layers, layers, strict=True))
-    for own, layer in pairs:
+    ids = torch.tensor([list(input_ids)], device=target.device)
+    with _watch_neurons(pairs) as neurons:
+        read = decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[-len(layers) - 1 : -1]
+    for number, (own, layer) in enumerate(pairs):
         modules = dict(layer.named_modules())
         for name, module in own.named_modules():
             is_new = name in HEAD_NORMS or isinstance(module, ZeroLinear)
             if hasattr(module, "weight") and (name in modules or not is_new):
-                _take(module, modules.get(name), name)
+                kept = neurons.get(number, {}).get(name)
+                _take(module, modules.get(name), name, kept)
     _take(drafter.norm, getattr(decoder, "norm", None), "norm")
     _take(drafter.hidden_norm, layers[0].input_layernorm, "input_layernorm")
     drafter.fc.weight.mul_(REST)
@@ -65,8 +72,6 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     layer_ids = list(drafter.config.target_layer_ids or ())
     last = layer_ids.index(max(layer_ids)) * width
     drafter.fc.weight[:, last : last + width] += torch.eye(width, device=drafter.device)
-    ids = torch.tensor([list(input_ids)], device=target.device)
-    read = decoder(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[-len(layers) - 1 : -1]
     for (own, layer), hidden in zip(pairs, read, strict=True):  # [1, T, H]
         for name, projection in HEAD_NORMS.items():
             if name not in dict(layer.named_modules()):
@@ -74,15 +79,55 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
                 own.get_submodule(name).weight.fill_(heads.square().mean().sqrt().item())
 
 
-def _take(own: Any, other: Any, name: str) -> None:
-    """Copy the weight of a target's linear layer or norm; raise a `ValueError` if the two do not compute the same."""
+@contextmanager
+def _watch_neurons(pairs: Sequence[tuple[Any, Any]]) -> Iterator[dict[int, dict[str, tuple[int, torch.Tensor]]]]:
+    """Find the neurons that narrower MLPs keep, by the number of a layer and the name of a matrix, during a forward.
+
+    With each come the dimension of the matrix that counts neurons and their numbers. A neuron adds its activation times
+    its column of `down_proj`, so the product of their sizes ranks it.
+    """
+    found: dict[int, dict[str, tuple[int, torch.Tensor]]] = {}
+    handles = []
+    for number, (own, layer) in enumerate(pairs):
+        modules = dict(layer.named_modules())
+        down = modules.get(DOWN)
+        width = own.get_submodule(DOWN).weight.shape[1]
+        if not isinstance(down, nn.Linear) or not width < down.weight.shape[1]:
+            continue
+
+        def rank(module: nn.Module, inputs: tuple[torch.Tensor, ...], number: int = number, width: int = width) -> None:
+            weight: Any = module.weight
+            sizes = inputs[0].float().flatten(0, -2).abs().mean(0) * weight.float().norm(dim=0)
+            kept = sizes.topk(width).indices.sort().values
+            found[number] = {name: (int(name == DOWN), kept) for name in MLP}
+
+        handles.append(down.register_forward_pre_hook(rank))
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _take(own: Any, other: Any, name: str, kept: tuple[int, torch.Tensor] | None = None) -> None:
+    """Copy the weight of a target's linear layer or norm; raise a `ValueError` if the two do not compute the same.
+
+    With `kept`, a part of the weight is copied, and the whole must compute what its whole weight does.
+    """
     weight: Any = getattr(other, "weight", torch.empty(0))
-    is_same = weight.shape == own.weight.shape and weight.is_floating_point() and weight.element_size() > 1
+    part = weight
+    if kept is not None and weight.dim() == own.weight.dim() and not weight.is_meta:
+        part = weight.index_select(*kept)
+    is_same = part.shape == own.weight.shape and weight.is_floating_point() and weight.element_size() > 1
     if is_same and not weight.is_meta:
-        own.weight.copy_(weight)
+        own.weight.copy_(part)
         probe = torch.linspace(-1, 2, weight.shape[-1], device=weight.device).to(weight.dtype)
-        made = other(probe).to(own.weight)
-        if (own(probe.to(own.weight)) - made).norm() <= SAME_TOL * made.norm():
+        made = other(probe)
+        if kept is None:
+            expected = own(probe.to(own.weight))
+        else:
+            expected = nn.functional.linear(probe, weight)
+        if (expected - made.to(expected)).norm() <= SAME_TOL * made.norm():
             return
     expected = f"a plain {type(own).__name__} {tuple(own.weight.shape)} of 16 or 32 bits in memory, without additions"
     raise invalid_argument(

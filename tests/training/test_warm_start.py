@@ -54,6 +54,25 @@ def test_context_features_are_what_the_first_of_the_targets_last_layers_reads(st
     assert torch.equal(drafter.norm.weight, target.model.norm.weight)
 
 
+@torch.no_grad()
+def test_narrower_mlps_get_the_neurons_that_add_most_over_the_text():
+    torch.manual_seed(0)
+    target = LlamaForCausalLM(LlamaConfig(**SIZES)).eval()
+    loud = torch.tensor([[3, 47, 20, 11], [0, 1, 30, 45]])  # of the last two layers
+    for layer, chosen in zip(target.model.layers[-2:], loud, strict=True):
+        layer.mlp.down_proj.weight[:, chosen] *= 100
+    config = DominoConfig.for_target(target.config, num_hidden_layers=2, intermediate_size=4, target_layer_ids=[0, 1])
+    drafter = DominoDraftModel(config)
+    start_from_target(drafter, target, TEXT.tolist())
+    states = torch.randn(5, 32)
+    for own, layer, chosen in zip(drafter.layers, target.model.layers[-2:], loud, strict=True):
+        assert torch.equal(own.mlp.up_proj.weight, layer.mlp.up_proj.weight[chosen.sort().values])
+        others = torch.ones(48, dtype=torch.bool).index_fill(0, chosen, False)
+        layer.mlp.down_proj.weight[:, others] = 0
+        torch.testing.assert_close(own.mlp(states), layer.mlp(states))
+    assert not any(module._forward_pre_hooks for module in target.modules())
+
+
 def llama(**changes):
     return LlamaForCausalLM(LlamaConfig(**SIZES, **changes))
 
@@ -86,6 +105,10 @@ REFUSED = {
     "too many": (llama, {"num_hidden_layers": 5}, "num_hidden_layers with start_from_target must be at most 4, got 5"),
     "wider": (llama, {"intermediate_size": 64}, r"gate_proj .* a plain Linear \(64, 32\) .* got 'Linear \(48, 32\)'"),
     "bias": (with_bias, {}, "q_proj of a target to start from must be a plain Linear"),
+    "bias of a narrower one": (
+        lambda: with_other("mlp.down_proj", torch.nn.Linear(48, 32)), {"intermediate_size": 8},
+        "down_proj of a target to start from must be a plain Linear",
+    ),
     "packed": (
         lambda: with_other("mlp.up_proj", PackedLinear(32, 48, bias=False)), {}, "up_proj .* got 'PackedLinear",
     ),

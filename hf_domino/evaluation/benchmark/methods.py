@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hf_domino._common.errors import invalid_argument
-from hf_domino.evaluation.benchmark.options import LOOKUP, TRANSFORMERS_OWN, WITH_LOOKUP, BenchOptions
+from hf_domino.evaluation.benchmark.options import LOOKUP, RECYCLED, TRANSFORMERS_OWN, WITH_LOOKUP, BenchOptions
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.pair import Pair
 
@@ -38,8 +38,6 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
         return "Transformers decodes it one sequence at a time"
     if name == "mtp":
         return _mtp(pair.target)
-    if name == "recycling":
-        return {"assistant_model": recycling(pair.target)}
     if name == "assistant":
         wanted, got = (model.config.get_text_config(decoder=True).vocab_size for model in (pair.target, pair.assistant))
         if wanted != got:
@@ -47,8 +45,10 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
             raise invalid_argument("--assistant's vocabulary", f"the target's of {wanted} tokens", got, remedy)
         return {"assistant_model": pair.assistant}
     arguments: Arguments = {}
-    if name in (LOOKUP, WITH_LOOKUP):
+    if name in (LOOKUP, RECYCLED[1], WITH_LOOKUP):
         arguments["prompt_lookup_num_tokens"] = options.lookup_tokens
+    if name in RECYCLED:
+        arguments["assistant_model"] = recycling(pair.target)
     if not name.startswith("domino"):
         return arguments
     method = pair.drafter.config.title

@@ -16,6 +16,7 @@ METHODS = {
     "lean": "plain, lean loop",
     "prompt_lookup": "prompt lookup",
     "recycling": "token recycling",
+    "recycling_lookup": "token recycling with prompt lookup",
     "lookahead": "lookahead",
     "assistant": "small assistant",
     "early_exit": "early exit",
@@ -29,6 +30,7 @@ METHODS = {
 }
 BASELINE = "plain"
 LOOKUP = "prompt_lookup"
+RECYCLED = ("recycling", "recycling_lookup")
 WITH_LOOKUP = "domino_lookup"
 DEFAULT = (BASELINE, LOOKUP, "domino_adaptive", WITH_LOOKUP)
 ALL = "all"
@@ -36,7 +38,7 @@ ALL = "all"
 # generation.
 TRANSFORMERS_OWN = (LOOKUP, "assistant", "early_exit", "mtp", "native_dflash")
 # Methods that you can measure; the others occur only in results that were published before.
-MEASURABLE = (BASELINE, LOOKUP, "recycling", "assistant", "mtp", "domino", "domino_adaptive", WITH_LOOKUP)
+MEASURABLE = (BASELINE, LOOKUP, *RECYCLED, "assistant", "mtp", "domino", "domino_adaptive", WITH_LOOKUP)
 
 # Field of a result -> heading of its column. Both need additional runs, so they are measured only on request.
 FIRST_TOKEN = "time_to_first_token"

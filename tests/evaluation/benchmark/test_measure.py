@@ -65,4 +65,6 @@ def test_each_method_drafts_in_its_own_way(tiny_pair_folder):
     assert (told["domino_adaptive"].draft_length, told["domino_lookup"].draft_length) == ("adaptive", "adaptive")
     assert (told["Domino, chains"].draft_tree_size, told["Domino, trees"].draft_tree_size) == (None, 9)
     copying = {name for name, call in chosen.items() if call.get("prompt_lookup_num_tokens") == 4}
-    assert copying == {"prompt_lookup", "domino_lookup"}
+    assert copying == {"prompt_lookup", "recycling_lookup", "domino_lookup"}
+    recycled = {name for name, config in told.items() if config.projector_type == "recycling"}
+    assert recycled == {"recycling", "recycling_lookup"}

@@ -163,6 +163,9 @@ def check_target_kind(target: PreTrainedModel) -> None:
     if getattr(text, "is_decoder", None) is False and text.model_type not in CAUSAL_ANYHOW:
         remedy = f"Otherwise positions {_LOOK_AHEAD}; load the target with is_decoder=True."
         raise invalid_argument("the target's is_decoder", True, False, remedy)
+    if getattr(text, "is_causal", None) is False:  # a field that the attention of any decoder follows
+        remedy = f"Otherwise positions {_LOOK_AHEAD}; load the target with is_causal=True."
+        raise invalid_argument("the target's is_causal", True, False, remedy)
     if text.model_type not in CAUSAL_BEHIND_CACHE or "flash" in str(text._attn_implementation):
         check_causal(target)
     _check_hidden_states(target, text)

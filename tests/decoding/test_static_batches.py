@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from inspect import signature
+
 import families
 import pytest
 import torch
@@ -9,10 +12,13 @@ from builders import left_padded
 from oracle import faults, tree_faults
 from recorded_graphs import recorded_graphs
 from test_families import FAMILIES, PROMPT, build
-from transformers import DynamicCache
+from transformers import DynamicCache, StaticCache
+from transformers.masking_utils import create_chunked_causal_mask
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.static.batch_masks import batch_masks
+from hf_domino.decoding.static.fixed_caches import FixedCache
 from hf_domino.integration import assisted_call
 
 STATIC = {"cache_implementation": "static"}
@@ -131,6 +137,95 @@ def test_embeddings_as_prompts(target, make_drafter, recorded):
     plain = target.generate(inputs_embeds=embeds, attention_mask=mask, **GREEDY)
     options = GREEDY | STATIC | {"assistant_model": make_drafter(target)}
     assert target.generate(inputs_embeds=embeds, attention_mask=mask, **options).tolist() == plain.tolist()
+
+
+# Layers that see everything before them, a window or a chunk of it, and targets that have two kinds of layers.
+MASKED = {
+    "llama": {"full_attention": lambda slot, place: slot <= place},
+    "mistral": {"sliding_attention": lambda slot, place: place - families.WINDOW < slot <= place},
+    "gemma3_text": {
+        "full_attention": lambda slot, place: slot <= place,
+        "sliding_attention": lambda slot, place: place - families.WINDOW < slot <= place,
+    },
+    "llama4_text": {
+        "full_attention": lambda slot, place: slot <= place,
+        "chunked_attention": lambda slot, place: slot <= place and slot // families.WINDOW == place // families.WINDOW,
+    },
+}
+SHAPES = [(1, 1, 64), (2, 1, 64), (64, 1, 64), (16, 4, 64), (4, 16, 64), (8, 8, 64), (8, 8, 128), (3, 5, 15), (1, 8, 8)]
+SHAPES += [(16, 1, 16), (4, 4, 16), (1, 1, 8), (1, 16, 16), (2, 8, 16), (5, 3, 16), (1, 2, 2), (2, 1, 2), (2, 2, 4)]
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", MASKED)
+def test_no_query_of_a_batch_sees_an_empty_slot(family, attention):
+    """Transformers leaves out the mask of one query, and of as many queries as slots: here those of a whole batch."""
+    if family == "llama4_text" and "block_sequence_ids" not in signature(create_chunked_causal_mask).parameters:
+        pytest.skip("this version of Transformers cannot make the masks of chunks")
+    target = families.build(family)
+    target.set_attn_implementation(attention)
+    like = StaticCache(config=target.config, max_cache_len=1)
+    for count, width, capacity in SHAPES:
+        cache = FixedCache(like, capacity, torch.device("cpu"), count)
+        cache.is_batch = True
+        lengths = torch.arange(count)[:, None] % (capacity - width + 1)
+        masks = batch_masks(target, cache, lengths, width)
+        if not isinstance(masks, dict):
+            masks = {next(iter(MASKED[family])): masks}
+        assert set(masks) == set(MASKED[family])
+        for kind, sees in MASKED[family].items():
+            rows = [
+                [[sees(slot, start + offset) for slot in range(capacity)] for offset in range(width)]
+                for start in lengths[:, 0].tolist()
+            ]
+            found = masks[kind] if masks[kind].dtype == torch.bool else masks[kind] == 0
+            assert found[:, 0].tolist() == rows, (kind, count, width, capacity)
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("prompts", ["one token", "equal", "unequal", "returned several times"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        "gemma3_text",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma4_text", "qwen3", "mistral")),
+    ],
+)
+def test_batches_of_every_size_write_plain_text(family, prompts, options, make_drafter):
+    """The sizes are those at which the positions of all blocks together are as many as the slots of the cache, 64."""
+    target = families.build(family)
+    for count, width in ((16, 4), (4, 16), (32, 2), (3, 6)):
+        drafter = make_drafter(target, block_size=max(width - 1, 2))
+        ids = torch.arange(4, 4 + 5 * count).view(count, 5) * 7 % 90 + 4
+        mask = torch.ones_like(ids)
+        kwargs = options | {"max_new_tokens": 10}
+        if prompts == "one token":
+            ids, mask = ids[:, :1], mask[:, :1]
+        elif prompts == "unequal":
+            mask = (torch.arange(5) >= torch.arange(count)[:, None] % 5).long()
+        elif prompts == "returned several times":
+            ids, mask = ids[: count // 2], mask[: count // 2]
+            kwargs = SAMPLED | {"max_new_tokens": 10, "num_return_sequences": 2}
+        texts = []
+        for extra in ({}, STATIC | {"assistant_model": drafter, "num_assistant_tokens": width - 1}):
+            torch.manual_seed(5)
+            texts.append(target.generate(ids, attention_mask=mask, **kwargs, **extra).tolist())
+        assert texts[0] == texts[1], (count, width)
+
+
+@pytest.mark.parametrize("given", ["token", "embedding"])
+def test_prompts_of_one_token_or_embedding(target, make_drafter, recorded, given):
+    target = families.build("llama")
+    ids = torch.tensor([[5], [9], [33]])
+    prompt = {"input_ids": ids} if given == "token" else {"inputs_embeds": target.get_input_embeddings()(ids)}
+    drafter = make_drafter(target)
+    for count in (3, 1):
+        part = {name: values[:count] for name, values in prompt.items()}
+        plain = target.generate(**part, **GREEDY)
+        with faults(plain.tolist(), target.config.vocab_size) if given == "token" else contextlib.nullcontext():
+            text = target.generate(**part, assistant_model=drafter, **GREEDY, **STATIC)
+        assert text.tolist() == plain.tolist()
 
 
 def test_a_target_that_does_not_tell_sequences_apart_is_refused_by_name(make_drafter):

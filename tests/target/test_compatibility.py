@@ -206,6 +206,7 @@ def test_a_change_of_rotary_frequencies_within_the_callers_own_limit(make_drafte
         ({"cross_attention_layers": [3]}, r"cross_attention_layers must be empty, got \[3\]"),
         ({"num_layers": 2}, r"num_layers must be num_hidden_layers=4, got 2"),
         ({"is_decoder": False}, r"is_decoder must be True, got False. .* with is_decoder=True"),
+        ({"is_causal": False}, r"is_causal must be True, got False. .* with is_causal=True"),
         (
             {"use_bidirectional_attention": True, "model_type": "gemma", "_attn_implementation": "flash_attention_2"},
             r"use_bidirectional_attention must be False, got True",
@@ -214,6 +215,7 @@ def test_a_change_of_rotary_frequencies_within_the_callers_own_limit(make_drafte
         # Fields that do no harm.
         ({"time_step_limit": [0.0, float("inf")]}, None),
         ({"is_decoder": False, "model_type": "gpt_neox"}, None),
+        ({"is_causal": True}, None),
         ({"use_bidirectional_attention": True, "model_type": "gemma"}, None),
     ],
 )

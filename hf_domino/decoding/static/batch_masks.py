@@ -1,5 +1,11 @@
 """Attention masks for a batch whose sequences differ in length, made by the target's own mask functions.
 
+A mask function may return None, which means causal attention over keys that are all valid. In a cache of fixed shape,
+the slots behind a sequence are not, so such a mask is written out here. Transformers leaves a mask out for a single
+query, for as many queries as keys, and for a cache that is still empty, unless a window or a chunk is shorter than the
+cache. Of these, only the last is right here, and only if the forward has more than one query, because attention then
+ignores the slots behind the prompt.
+
 Shapes: B sequences, W positions of a block, S columns that attention reads.
 """
 
@@ -35,13 +41,18 @@ def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int
         **{CACHE: FlatQueries(cache, positions)},
         position_ids=positions.view(1, -1),
     )
+    if masks is None and getattr(model.config.get_text_config(decoder=True), "layer_types", None) is not None:
+        raise ValueError("Transformers cannot make the masks of its types of layers")  # so the target makes them itself
     if isinstance(masks, dict):
-        return {kind: _by_sequence(mask, len(lengths)) for kind, mask in masks.items()}
-    return _by_sequence(masks, len(lengths))
+        return {kind: _by_sequence(mask, positions, cache.capacity) for kind, mask in masks.items()}
+    return _by_sequence(masks, positions, cache.capacity)
 
 
-def _by_sequence(mask: torch.Tensor, num_rows: int) -> torch.Tensor:
-    """Reshape a mask `[1, 1, B * W, S]` to `[B, 1, W, S]`."""
+def _by_sequence(mask: torch.Tensor | None, positions: torch.Tensor, capacity: int) -> torch.Tensor:
+    """Reshape a mask `[1, 1, B * W, S]` to `[B, 1, W, S]`; write out a mask that Transformers left out."""
+    if mask is None:
+        slots = torch.arange(capacity, device=positions.device)
+        return (slots <= positions[..., None])[:, None]
     if not torch.compiler.is_compiling():  # compiled code makes no QueryOffsets
         mask = mask.as_subclass(torch.Tensor)
-    return mask.view(num_rows, -1, mask.shape[-1])[:, None]
+    return mask.view(*positions.shape, mask.shape[-1])[:, None]

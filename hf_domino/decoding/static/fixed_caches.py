@@ -127,6 +127,7 @@ class FixedCache(Cache):
                 layers.append(FixedLayer(capacity, self.lengths, first))
                 first = first or layers[-1]
         super().__init__(layers=layers)
+        self.capacity = capacity
         self.is_batch = False  # whether the call has several sequences; Transformers cannot make their masks
         self._carried: list[torch.Tensor] = []
 

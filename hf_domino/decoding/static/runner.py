@@ -85,19 +85,21 @@ class StaticRunner(TargetRunner):
         else:
             kwargs["inputs_embeds"] = along(order, embeds)
         ends = torch.tensor(lengths, device=self._device) - 1
-        logits, captured = self._forward_prompts(input_ids, kwargs, ends)
+        logits, captured = self._forward_prompts(input_ids, width, kwargs, ends)
         self._move_to(lengths)
         self._prompt_mask = torch.arange(mask.shape[1], device=self._device) <= ends[:, None]
         return logits, captured
 
     def _forward_prompts(
-        self, input_ids: torch.Tensor, kwargs: dict[str, Any], ends: torch.Tensor
+        self, input_ids: torch.Tensor, width: int, kwargs: dict[str, Any], ends: torch.Tensor
     ) -> tuple[torch.Tensor, Captured]:
         """Run the forward over prompts that start in the first column; returns logits at their last tokens `ends`."""
         inputs = self.model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **kwargs)
         kept, places = torch.unique(ends, return_inverse=True)
         if "logits_to_keep" in inputs:
             inputs["logits_to_keep"] = kept
+        if width == 1:  # without a mask, the only query would attend to all slots, empty ones too
+            inputs["attention_mask"] = batch_masks(self.model, self.cache, torch.zeros_like(ends)[:, None], width)
         with self._executor.timer.phase("target_forward"):
             outputs = self.model(**(inputs | self._forward_kwargs))
         self.outputs = outputs

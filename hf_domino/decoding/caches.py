@@ -40,7 +40,11 @@ ALIGNABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, *PLACEHOLDERS)
 # sequences are the one before it.
 PER_POSITION = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 _ATTRIBUTE = "_hf_domino_context"
-_STATES = ("conv_states", "recurrent_states", "has_previous_state")
+_STATES = (
+    *("conv_states", "is_conv_states_initialized"),
+    *("recurrent_states", "is_recurrent_states_initialized"),
+    "has_previous_state",
+)
 
 
 def recurrent_layers(cache: Any) -> list[Any]:
@@ -71,6 +75,30 @@ def crop_attention(cache: Any, length: int) -> None:
             kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))  # sliding layers shrink to their window
 
 
+def drop_forward(cache: Any, length: int) -> None:
+    """Keep the first `length` positions, at which the cache was cropped last, whatever a forward has added since.
+
+    The forward can have been interrupted inside a layer, whose keys then have another length than its values.
+    """
+    for layer in cache.layers:
+        kind = attention_class(layer)
+        if kind is None or not layer.is_initialized:
+            continue
+        if kind not in (DynamicLayer, DynamicSlidingWindowLayer):
+            kind.crop(layer, -max(kind.get_seq_length(layer) - length, 0))
+            continue
+        kept = length
+        if layer.is_sliding:
+            kept = min(length, layer.sliding_window - 1)
+            layer.cumulative_length = length
+        if length:
+            layer.keys = layer.keys[..., :kept, :]
+            layer.values = layer.values[..., :kept, :]
+        else:  # another call may fill it with another number of sequences
+            layer.keys = layer.values = None
+            layer.is_initialized = False
+
+
 def move_forward(cache: Any, path: torch.Tensor, num_checked: int) -> None:
     """Among the last `num_checked` positions, move those on `path` `[B, C]` to the front, in place."""
     for layer in cache.layers:
@@ -98,13 +126,16 @@ def attention_class(layer: Any) -> Any:
 
 
 class StateSnapshot:
-    """Copies of all recurrent states of a cache, made just before a verification forward."""
+    """Copies of all recurrent states of a cache, made when its positions are committed; false if there are none."""
 
     def __init__(self, cache: Any):
         self._saved = [
             (layer, {name: _clone(getattr(layer, name)) for name in _STATES if hasattr(layer, name)})
             for layer in recurrent_layers(cache)
         ]
+
+    def __bool__(self) -> bool:
+        return bool(self._saved)
 
     def restore(self) -> None:
         """Put copies of the states back."""

@@ -27,10 +27,10 @@ from hf_domino.decoding.caches import (
     activate_past_recording,
     attention_class,
     crop_attention,
+    drop_forward,
     empty,
     end_past_recording,
     move_forward,
-    recurrent_layers,
 )
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.tree import Tree, along, tree_inputs
@@ -100,9 +100,13 @@ class TargetRunner(ABC):
                 if self.kwargs.get(name) is not None
             }
             logits, captured = self._forward(chunk, kwargs, chunk.shape[1], 1, is_first_iteration=True)
-            crop_attention(self.cache, end)  # this shrinks sliding-window layers back to their window
+            self._settle(end)
             pieces.append(captured)
         return logits, tuple(torch.cat(layers, dim=1) for layers in zip(*pieces, strict=True))
+
+    def _settle(self, length: int) -> None:
+        """Keep the first `length` positions of the cache, which are committed."""
+        crop_attention(self.cache, length)  # even if it drops nothing, it shrinks sliding layers back to their window
 
     def _uncached_length(self, input_ids: torch.Tensor, mask_length: int | None) -> int | None:
         """How many of the prompt's last positions to process; None for all of them."""
@@ -223,9 +227,11 @@ class GrowingRunner(TargetRunner):
         super().__init__(*args, **kwargs)
         self._lengths: list[int] = []  # cached positions of each sequence, not counting left padding
         self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
-        self._snapshot: StateSnapshot | None = None
         self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
-        self._settled = 0  # how many positions of the cache are committed
+        # How many positions of the cache are committed, and the recurrent states after them. A prefill or a round that
+        # is interrupted leaves the cache as it was there.
+        self._settled = int(self.cache.get_seq_length())
+        self._snapshot = StateSnapshot(self.cache)
 
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
@@ -239,8 +245,15 @@ class GrowingRunner(TargetRunner):
         else:
             padding = mask.bool().int().argmax(dim=1).tolist()
         self._lengths = [cached - count for count in padding]
-        self._settled = cached
+        self._settle(cached)
         return logits, captured
+
+    def _settle(self, length: int) -> None:
+        snapshot = StateSnapshot(self.cache)
+        # The length is known before the crop, so that `end` can complete a crop that is interrupted.
+        self._settled = length
+        self._snapshot = snapshot
+        super()._settle(length)
 
     def next_position(self) -> int:
         """The largest next position, from the position ids of the call or else from the length of the cache."""
@@ -258,17 +271,13 @@ class GrowingRunner(TargetRunner):
             self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
 
     def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
-        """Run the verification forward, after taking a copy of states that cannot be rewound."""
+        """Run the verification forward on the growing cache."""
         width = proposed.num_nodes + 1
         if width > 1:
             self._checked = self._advanced(copy.copy(self.kwargs), width - 1)
         else:
             self._checked = self.kwargs
         self._block = torch.cat((anchors, proposed.tokens), dim=1)
-        if recurrent_layers(self.cache):
-            self._snapshot = StateSnapshot(self.cache)
-        else:
-            self._snapshot = None
         with unrepeated_keys(self._device):
             return self._forward(
                 self._block,
@@ -301,23 +310,19 @@ class GrowingRunner(TargetRunner):
             dropped = [num_checked - counts[row] for row in rows]
             self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
         self._lengths = [lengths[row] for row in rows]
-        self._settled = self.cache.get_seq_length()
-        self._snapshot = None
 
     def end(self, batch_size: int) -> None:
-        """Drop what an interrupted round has left in the cache of a single sequence; empty the cache of a batch."""
+        """Drop what an interruption has left in the cache of a single sequence; empty the cache of a batch."""
         if batch_size > 1:  # sequences left at different times, so the cache no longer holds all of them
             empty(self.cache)
         else:
-            if self._snapshot is not None:  # a round was interrupted
-                self._snapshot.restore()
-            # This is needed even if nothing is dropped, because it shrinks sliding-window layers back to their window.
-            crop_attention(self.cache, self._settled or self.cache.get_seq_length())
+            self._snapshot.restore()
+            drop_forward(self.cache, self._settled)
         end_past_recording(self.cache)
 
     def _rewind(self, num_kept: int, num_checked: int) -> None:
         """Drop the same number of last positions in all sequences."""
-        if self._snapshot is not None and num_kept < num_checked:
+        if self._snapshot and num_kept < num_checked:
             self._snapshot.restore()
             crop_attention(self.cache, self._settled)
             assert self._block is not None
@@ -327,8 +332,7 @@ class GrowingRunner(TargetRunner):
             else:
                 kwargs = self.kwargs
             self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
-        if num_kept < num_checked or any(self.cache.is_sliding):
-            crop_attention(self.cache, self._settled + num_kept)
+        self._settle(self._settled + num_kept)
 
     def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
         kwargs = dict(kwargs)

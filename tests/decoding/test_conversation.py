@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
+from families import build as build_by_rule
 from oracle import oracle, proposed
 from test_families import build
-from transformers import DynamicCache
+from transformers import DynamicCache, cache_utils
 from transformers.generation.streamers import BaseStreamer
 
 from hf_domino._common.cache_name import CACHE
@@ -162,6 +164,80 @@ def test_an_interrupt_inside_a_forward(tiny_qwen3, tiny_drafter, layer):
     finally:
         handle.remove()
     assert_goes_on(tiny_qwen3, cache, plain)
+
+
+PREFILLS = {
+    "first": lambda target, drafter: (PROMPT, DynamicCache(config=target.config), {}),
+    "later": lambda target, drafter: second_prompt(target, drafter),
+    "later, in chunks": lambda target, drafter: (*second_prompt(target, drafter)[:2], {"prefill_chunk_size": 3}),
+}
+
+
+def second_prompt(target, drafter):
+    """Ids and cache of a second turn, and no further options."""
+    options = OPTIONS | {"max_new_tokens": 9, "return_dict_in_generate": True}
+    first = target.generate(PROMPT, assistant_model=drafter, **options)
+    return torch.cat((first.sequences, MORE), dim=1), first[CACHE], {}
+
+
+def model_of(family):
+    return build_by_rule(family) if "_" in family or family == "lfm2" else build(family)
+
+
+@pytest.mark.parametrize("prefill", PREFILLS)
+@pytest.mark.parametrize("family", ["Qwen2", "Mistral", "Gemma3", "qwen3_5_text", "falcon_h1", "lfm2"])
+def test_a_conversation_goes_on_after_an_interrupt_in_a_prefill(make_drafter, family, prefill):
+    target = model_of(family)
+    drafter = make_drafter(target)
+    ids, cache, options = PREFILLS[prefill](target, drafter)
+    length, calls = cache.get_seq_length(), []
+    # Falcon-H1 itself says something else on a cache than without one.
+    plain = target.generate(ids, past_key_values=copy.deepcopy(cache), **OPTIONS)
+
+    def break_off(*args):
+        calls.append(1)
+        if len(calls) == 1 + ("prefill_chunk_size" in options):
+            raise KeyboardInterrupt
+
+    handle = target.get_decoder().layers[2].register_forward_pre_hook(break_off)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            target.generate(ids, past_key_values=cache, assistant_model=drafter, **options, **OPTIONS)
+    finally:
+        handle.remove()
+    assert cache.get_seq_length() == length + options.get("prefill_chunk_size", 0)  # a chunk is kept
+    resumed = target.generate(ids, past_key_values=cache, assistant_model=drafter, **OPTIONS)
+    assert torch.equal(resumed, plain)
+
+
+@pytest.mark.parametrize("family", ["Qwen2", "Gemma3"])
+@pytest.mark.parametrize("nth", [1, 2, 25, 26])
+def test_a_conversation_goes_on_where_memory_ran_out_inside_a_layers_cache(make_drafter, monkeypatch, family, nth):
+    """Keys had been stored, and values had not: in the prefill of a second turn or in one of its rounds."""
+    target = build(family)
+    drafter = make_drafter(target)
+    ids, cache, _ = second_prompt(target, drafter)
+    plain, count = target.generate(ids, **OPTIONS), itertools.count(1)
+
+    class Full:
+        """The module `torch` as the cache knows it, on a machine whose memory is full."""
+
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+        def cat(self, *args, **kwargs):
+            if next(count) == nth:
+                raise torch.OutOfMemoryError("out of memory")
+            return torch.cat(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cache_utils, "torch", Full())
+        with pytest.raises(torch.OutOfMemoryError):
+            target.generate(ids, past_key_values=cache, assistant_model=drafter, **OPTIONS)
+    length = cache.get_seq_length()
+    rest = OPTIONS | {"max_new_tokens": plain.shape[1] - max(length + 1, ids.shape[1])}
+    start = plain[:, : max(length + 1, ids.shape[1])]
+    assert torch.equal(target.generate(start, past_key_values=cache, assistant_model=drafter, **rest), plain)
 
 
 def test_a_cache_that_cannot_be_tidied_does_not_hide_what_went_wrong(tiny_qwen3, tiny_drafter):

@@ -216,7 +216,7 @@ def _inspect(api: HfApi, info: ModelInfo) -> FoundDrafter:
     try:
         with tempfile.TemporaryDirectory() as cache:
             path = api.hf_hub_download(info.id, CONFIG, revision=info.sha, cache_dir=cache)
-            stored = json.loads(Path(path).read_text(encoding="utf-8"))
+            stored = _read_config(Path(path))
         if format_of(stored) is None:
             refuse_others(stored)
             refused = "not a drafter"
@@ -228,7 +228,9 @@ def _inspect(api: HfApi, info: ModelInfo) -> FoundDrafter:
         refused = f"not a drafter: there is no {CONFIG}"
         if ADAPTER_CONFIG in files:
             refused = f"an adapter, which loads if the model in its {ADAPTER_CONFIG} is a drafter"
-    except (ValueError, AttributeError) as error:
+    except (HTTPError, OSError) as error:  # deleted or disabled since it was listed, or out of reach
+        refused = f"the Hub lists it, but does not serve it: {' '.join(str(error).split())}"
+    except Exception as error:  # anybody's file can raise anything, and must not hide the other repositories
         refused = " ".join(str(error).split())
     if form and files and not any(name.endswith(".safetensors") for name in files):
         refused = f"a drafter without weights in safetensors ({form}): convert them"
@@ -237,3 +239,14 @@ def _inspect(api: HfApi, info: ModelInfo) -> FoundDrafter:
     if info.last_modified:
         day = info.last_modified.strftime("%Y-%m-%d")
     return FoundDrafter(info.id, info.sha, form, refused, info.downloads or 0, day)
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    """Read a repository's configuration; its errors do not name the temporary folder."""
+    try:
+        stored = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"its {CONFIG} cannot be read: {error}") from error
+    if not isinstance(stored, dict):
+        raise ValueError(f"its {CONFIG} cannot be read: it holds no object.")
+    return stored

@@ -15,6 +15,7 @@ class Repo:
 
     private: bool = False
     gated: bool = False
+    gone: bool = False  # still listed, but deleted since
     downloads: int = 0
     trees: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)

@@ -202,6 +202,8 @@ class Handler(BaseHTTPRequestHandler):
     @route("GET HEAD", f"/{NAME}/resolve/([^/]+)/(.+)")
     def resolve(self, name: str, revision: str, path: str):
         repo, commit = self.repo(name, revision)
+        if repo.gone:
+            raise Refused(404 if self.token else 401, "RepoNotFound", "Repository not found")
         if repo.gated:
             raise Refused(403 if self.token else 401, "GatedRepo", "Access is restricted")
         content, headers = repo.trees[commit].get(path), {"X-Repo-Commit": commit}

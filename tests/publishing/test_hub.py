@@ -143,6 +143,10 @@ def loaded(published, server, process, folder):
     block = json.dumps(stored_config(DominoConfig(projector_type="dspark", target_layer_ids=[1]))).encode()
     server.add("org/target-dspark", {"config.json": block, "model.safetensors": b""}, downloads=6)
     server.add("org/target-draft-notes", {"README.md": b""}, downloads=3)
+    server.add("org/target-draft-gone", {"config.json": block}, gone=True, downloads=8)
+    odd = {"architectures": ["DFlashDraftModel"], "block_size": [16], "dflash_config": {"target_layer_ids": 3}}
+    for name, content in (("list", b"[1, 2]"), ("odd", json.dumps(odd).encode()), ("binary", b"\xff\xfe")):
+        server.add(f"org/target-draft-{name}", {"config.json": content, "model.safetensors": b""}, downloads=7)
     for how in ("short", "broken", "garbled"):
         server.add(f"org/{how}", server.repos[DRAFTER].files)
         server.damage[f"org/{how}"] = how
@@ -167,6 +171,7 @@ def test_what_is_loaded(published, loaded, server, tiny_qwen3):
     assert loaded["commits"] == [server.repos[TARGET].branches["main"], loaded["commit"]]
 
     # What is found says which drafters load.
+    assert loaded["found"]["code"] == 0, loaded["found"]["err"]
     found = dict(each.split(": ", maxsplit=1) for each in loaded["found"]["out"].split("\n\n"))
     said = [
         (DRAFTER, f'loads (domino)\n  drafter = DominoDraftModel.from_pretrained("{DRAFTER}")\n'),
@@ -175,6 +180,15 @@ def test_what_is_loaded(published, loaded, server, tiny_qwen3):
         (PICKLED, "does not load: a drafter without weights in safetensors (EAGLE-3"),
         (GATED, "does not load: access is granted on request, on its page"),
         ("org/target-draft-notes", "does not load: not a drafter: there is no config.json"),
+        (
+            "org/target-draft-gone",
+            "does not load: the Hub lists it, but does not serve it: 401 Client Error. Repository",
+        ),
+        *(
+            (f"org/target-draft-{name}", "does not load: its config.json cannot be read: ")
+            for name in ("list", "binary")
+        ),
+        ("org/target-draft-odd", "does not load: "),
     ]
     assert [name for name, words in said if f"\n  {words}" not in found[name]] == []
     assert "finding drafters for org/nothing failed: 401 Client Error. Repository Not Found" in loaded["missing"]["err"]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hf_domino.methods import DominoConfig, DominoDraftModel, recycling
     from hf_domino.statistics.phases import timed_phases
     from hf_domino.statistics.stats import DecodingStats
+    from hf_domino.target.packed import packed_linears
 
 __all__ = [
     "AllowedByGrammar",
@@ -40,6 +41,7 @@ __all__ = [
     "explain_round",
     "install",
     "is_installed",
+    "packed_linears",
     "plain",
     "probe_width",
     "recycling",
@@ -64,6 +66,7 @@ _LATER = {
     "DecodingStats": "statistics.stats",
     "timed_phases": "statistics.phases",
     "recycling": "methods",
+    "packed_linears": "target.packed",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

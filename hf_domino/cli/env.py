@@ -11,7 +11,7 @@ from typing import Any
 
 EXAMPLES = "  hf-domino env"
 PACKAGES = ("hf-domino", "tokenizers", "numpy", "triton", "kernels", "peft")
-SETTINGS = ("HF_DOMINO_NO_PATCH", "DOMINO_KERNELS_BACKEND", "TRITON_INTERPRET")
+SETTINGS = ("HF_DOMINO_NO_PATCH", "HF_DOMINO_PACKED", "DOMINO_KERNELS_BACKEND", "TRITON_INTERPRET")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

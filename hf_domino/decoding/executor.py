@@ -24,6 +24,7 @@ class Executor:
     """
 
     is_fixed = False  # whether shapes are fixed
+    is_compiled = False  # whether functions are compiled
 
     def __init__(self, timer: PhaseTimer | None = None):
         self.timer = timer or PhaseTimer(enabled=False)

@@ -33,6 +33,7 @@ from hf_domino.decoding.verification import accept, check_drawn, take
 from hf_domino.methods import DominoDraftModel
 from hf_domino.statistics.stats import DecodingStats, hand_out, record_stats
 from hf_domino.target.identity import recognise
+from hf_domino.target.packed import packed_linears
 from hf_domino.target.view import Captured
 
 # With a vocabulary of at least this size, a CPU verifies a single sequence one position at a time. That way it never
@@ -79,7 +80,8 @@ def assisted_decoding(
     call = Call(model, drafter, input_ids, generation_config, logits_processor, stopping_criteria, model_kwargs)
     generation = Generation(call, streamer)
     generation.stats.why_growing = why_growing
-    generation.run()
+    with generation.packed():
+        generation.run()
     generation.finish_stats(time.perf_counter() - start)
     return generation.result()
 
@@ -125,6 +127,13 @@ class Generation:
         """Whether rounds can propose trees. This is determined when the first round wants to propose one."""
         self.stats.chain = why_chain(self.runner, self.generator.session)
         return self.stats.chain is None
+
+    def packed(self) -> AbstractContextManager:
+        """The context manager in which linear layers of both models use packed weights on a CPU."""
+        if self.executor.is_compiled:
+            return nullcontext()
+        drafter = self.call.drafter
+        return packed_linears(self.call.model, drafter, weights=drafter.vocabulary.weights(self.generator.target))
 
     def run(self) -> None:
         """Run the prefill and all rounds. The cache of a single sequence stays usable even after an exception."""

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.draft_vocabulary import D2T, check_d2t, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
+from hf_domino.target.packed import linear
 from hf_domino.target.view import TargetModel
 
 
@@ -42,6 +42,10 @@ class DraftVocabulary:
     def prepare(self, target: TargetModel) -> int | None:
         """Update the cached rows of the target's lm_head, once per call; returns their address for captured graphs."""
         return None
+
+    def weights(self, target: TargetModel) -> tuple[torch.Tensor, ...]:
+        """The cached rows of the target's lm_head, `[D, H]`, if logits are computed with them."""
+        return ()
 
     def ids(self, columns: torch.Tensor) -> torch.Tensor:
         """Return the target's ids `[...]` of columns `[...]`."""
@@ -132,7 +136,7 @@ class ReducedVocabulary(DraftVocabulary):
             weight, bias, _ = rows_of(head, self._d2t)
         else:  # compiled code cannot look up the cached rows
             weight, bias = (None if part is None else part[self.token_ids] for part in (head.weight, head.bias))
-        return target.logits(hidden_states, partial(F.linear, weight=weight, bias=bias), scaling)
+        return target.logits(hidden_states, partial(linear, weight=weight, bias=bias), scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
         check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
@@ -141,6 +145,12 @@ class ReducedVocabulary(DraftVocabulary):
         if head is None:
             return None
         return rows_of(head, self._d2t, anew=True).weight.data_ptr()
+
+    def weights(self, target: TargetModel) -> tuple[torch.Tensor, ...]:
+        head = target.readable_head
+        if head is None:
+            return ()
+        return (rows_of(head, self._d2t).weight,)
 
     def ids(self, columns: torch.Tensor) -> torch.Tensor:
         return self.token_ids.to(columns.device)[columns]

@@ -30,6 +30,7 @@ from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.verification import Verification
 from hf_domino.methods import DominoDraftModel
+from hf_domino.target.packed import release_packed
 from hf_domino.target.view import TargetModel, has_hooks
 
 CAPACITY_STEP = 64  # capacities are multiples of it, so that texts of nearly the same length share graphs
@@ -257,7 +258,7 @@ def bucket_of(num_rows: int) -> int:
 
 
 def release_workspaces() -> None:
-    """Free the buffers, graphs and compiled stages that calls with `cache_implementation="static"` left for later ones.
+    """Free what calls left for later ones: packed weights, and with fixed shapes buffers, graphs and compiled stages.
 
     Example:
     ```python
@@ -268,6 +269,7 @@ def release_workspaces() -> None:
     """
     with _lock:
         _idle.clear()
+    release_packed()
 
 
 def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:

@@ -256,7 +256,7 @@ def _pack(missing: list[tuple[torch.Tensor, _Gain]], is_forced: bool) -> dict[in
 
 
 def free_memory() -> int:
-    """Return how many bytes of memory this process can still take, of the machine's and within its container's limit."""
+    """Return how many bytes of memory this process can still take, of the machine or of its container."""
     import psutil  # a requirement of accelerate
 
     free = psutil.virtual_memory().available

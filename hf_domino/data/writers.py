@@ -19,6 +19,7 @@ from transformers import Cache, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.configuration.from_target import eos_ids_of
+from hf_domino.target.packed import packed_linears
 from hf_domino.target.view import input_device
 
 # These values switch off any truncation that a target's generation configuration asks for.
@@ -86,7 +87,7 @@ class TargetWriter:
         """
         device = input_device(self.target)
         devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=devices), packed_linears(self.target):
             torch.manual_seed(seed)
             return self._continue([torch.tensor(prompt, device=device) for prompt in prompts], sampling)
 

@@ -19,7 +19,7 @@ from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.divergences import find_divergences
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
-from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PEAK_MEMORY, BenchOptions
+from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PACKED, PEAK_MEMORY, BenchOptions
 from hf_domino.evaluation.benchmark.prompts import inputs_of, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
@@ -56,7 +56,7 @@ class Bench:
         for mode in self.modes:
             for method in self.methods:
                 for _ in range(WARM_UPS):
-                    generate_timed(self.pair.target, inputs, **self._call(method, mode) | count)
+                    generate_timed(self.pair.target, inputs, method == PACKED, **self._call(method, mode) | count)
 
     def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Row]:
         """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`), and return a result per method."""
@@ -73,7 +73,8 @@ class Bench:
                 # On a CPU, timing the phases only reads a clock. On a GPU, it needs events, so it has a separate run.
                 timer = nullcontext() if inputs["input_ids"].is_cuda else timed_phases()
                 with timer:
-                    tokens, taken = generate_timed(self.pair.target, inputs, **self._call(method, mode))
+                    call = self._call(method, mode)
+                    tokens, taken = generate_timed(self.pair.target, inputs, method == PACKED, **call)
                 texts[method].append(tokens)
                 seconds[method].append(taken)
         temperature = self.options.temperature if mode == "sample" else 0.0

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from hf_domino._common.errors import invalid_argument
-from hf_domino.evaluation.benchmark.options import LOOKUP, RECYCLED, TRANSFORMERS_OWN, WITH_LOOKUP, BenchOptions
+from hf_domino.evaluation.benchmark.options import LOOKUP, PACKED, RECYCLED, TRANSFORMERS_OWN, WITH_LOOKUP, BenchOptions
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.pair import Pair
 
@@ -36,6 +36,8 @@ def _arguments(name: str, pair: Pair, options: BenchOptions) -> Arguments | str:
     """Return the arguments of a method, or the reason why it cannot be measured here."""
     if name in TRANSFORMERS_OWN and options.batch_size > 1:
         return "Transformers decodes it one sequence at a time"
+    if name == PACKED and pair.target.device.type != "cpu":
+        return "weights are only packed on a CPU"
     if name == "mtp":
         return _mtp(pair.target)
     if name == "assistant":

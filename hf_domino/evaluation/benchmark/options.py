@@ -13,6 +13,7 @@ from hf_domino._common.options import option
 # Name -> label in Markdown, in the order of tables. To compare another method, add it here and to `methods.py`.
 METHODS = {
     "plain": "plain `generate`",
+    "packed": "plain, packed",
     "lean": "plain, lean loop",
     "prompt_lookup": "prompt lookup",
     "recycling": "token recycling",
@@ -29,16 +30,17 @@ METHODS = {
     "domino_lookup": "**Domino with prompt lookup**",
 }
 BASELINE = "plain"
+PACKED = "packed"  # plain generation with packed weights, which only a CPU has
 LOOKUP = "prompt_lookup"
 RECYCLED = ("recycling", "recycling_lookup")
 WITH_LOOKUP = "domino_lookup"
-DEFAULT = (BASELINE, LOOKUP, "domino_adaptive", WITH_LOOKUP)
+DEFAULT = (BASELINE, PACKED, LOOKUP, "domino_adaptive", WITH_LOOKUP)
 ALL = "all"
 # Transformers' own assistants decode one sequence at a time, and with sampling, their texts differ from those of plain
 # generation.
 TRANSFORMERS_OWN = (LOOKUP, "assistant", "early_exit", "mtp", "native_dflash")
 # Methods that you can measure; the others occur only in results that were published before.
-MEASURABLE = (BASELINE, LOOKUP, *RECYCLED, "assistant", "mtp", "domino", "domino_adaptive", WITH_LOOKUP)
+MEASURABLE = (BASELINE, PACKED, LOOKUP, *RECYCLED, "assistant", "mtp", "domino", "domino_adaptive", WITH_LOOKUP)
 
 # Field of a result -> heading of its column. Both need additional runs, so they are measured only on request.
 FIRST_TOKEN = "time_to_first_token"
@@ -141,7 +143,7 @@ class BenchOptions:
 
     def wanted(self, compares: bool) -> list[str]:
         """Return the methods to measure in the order of tables; with `compares`, each drafter is a method by itself."""
-        default = (LOOKUP,) if compares else (*DEFAULT, "assistant")
+        default = (PACKED, LOOKUP) if compares else (*DEFAULT, "assistant")
         names = self.methods or default
         possible = [name for name in MEASURABLE if name != "assistant" or self.assistant]
         return [name for name in possible if names == (ALL,) or name in (BASELINE, *names)]

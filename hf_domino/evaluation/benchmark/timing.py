@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import torch
+
+from hf_domino.target.packed import packed_linears
 
 
 def timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
@@ -25,9 +27,14 @@ def timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:
     return result, time.perf_counter() - start
 
 
-def generate_timed(target: Any, inputs: Any, **arguments: Any) -> tuple[torch.Tensor, float]:
+def generate_timed(target: Any, inputs: Any, is_packed: bool = False, **arguments: Any) -> tuple[torch.Tensor, float]:
     """Return the new token ids `[B, N]` of one generation, and the seconds from call to return."""
-    output, seconds = timed(target.device, partial(target.generate, **inputs, **arguments))
+
+    def generate() -> torch.Tensor:
+        with packed_linears(target) if is_packed else nullcontext():
+            return target.generate(**inputs, **arguments)
+
+    output, seconds = timed(target.device, generate)
     return output[:, inputs["input_ids"].shape[1] :], seconds
 
 

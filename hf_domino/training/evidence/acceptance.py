@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions
+from hf_domino.target.packed import packed_linears
 from hf_domino.target.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.anchors import block_labels
@@ -68,16 +69,17 @@ def simulate_rounds(
     drafter.eval()
     view = TargetModel(target, drafter.config.layer_ids(target.config))
     found: tuple[Rounds, Rounds] = ([], [])
-    for sequence, start, states in texts:
-        batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
-        if states is not None:
-            batch[STATES] = states.to(drafter.device)[None]
-        lengths = accept_lengths(drafter, view, batch, start).tolist()
-        for simulated, of_anchors in zip(found, lengths, strict=True):
-            rounds: list[int] = []
-            while (position := sum(rounds)) < len(of_anchors):
-                rounds.append(of_anchors[position])
-            simulated.append(rounds)
+    with packed_linears(target, drafter):
+        for sequence, start, states in texts:
+            batch = {"input_ids": torch.as_tensor(sequence, device=drafter.device)[None]}
+            if states is not None:
+                batch[STATES] = states.to(drafter.device)[None]
+            lengths = accept_lengths(drafter, view, batch, start).tolist()
+            for simulated, of_anchors in zip(found, lengths, strict=True):
+                rounds: list[int] = []
+                while (position := sum(rounds)) < len(of_anchors):
+                    rounds.append(of_anchors[position])
+                simulated.append(rounds)
     drafter.train(was_training)
     return found
 

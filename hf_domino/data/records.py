@@ -98,14 +98,22 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False, f
 
 
 def from_table(table: Any, name: str) -> Source:
-    """Take records from a `datasets.Dataset` or a list in memory."""
+    """Take records from a data set or a stream of `datasets` or torch, or from a list in memory.
+
+    Their values may be tensors or arrays instead of lists.
+    """
     is_table = hasattr(table, "column_names")
 
     def records() -> Iterator[PlacedRecord]:
-        columns = [column for column in getattr(table, "column_names", None) or () if column in FIELDS]
-        chosen = table.select_columns(columns) if columns else table
+        chosen = table
+        if is_table and getattr(table, "format", {}).get("type") != "custom":  # a transform gives other columns
+            columns = [column for column in table.column_names or () if column in FIELDS]
+            chosen = (table.select_columns(columns) if columns else table).with_format(None)
+        elif not hasattr(table, "__iter__"):  # one of torch, which need not end with an IndexError
+            chosen = map(table.__getitem__, range(len(table)))
         for index, record in enumerate(chosen):
-            yield f"{name}[{index}]", _without_nulls(dict(record), name, is_table)
+            plain = {field: _as_list(value) for field, value in record.items()}
+            yield f"{name}[{index}]", _without_nulls(plain, name, is_table)
 
     return Source(name, lambda: getattr(table, "_fingerprint", None), records)
 
@@ -170,6 +178,15 @@ def _without_nulls(record: Any, place: str, is_table: bool) -> Record:
     if is_table:
         return _without_nested_nulls(record)
     return {name: value for name, value in record.items() if value is not None}
+
+
+def _as_list(value: Any) -> Any:
+    """Turn a tensor, an array or a tuple of numbers into a list of Python's own."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, (list, tuple)) and any(hasattr(item, "tolist") for item in value):
+        return [_as_list(item) for item in value]
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _without_nested_nulls(value: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import transformers
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from hf_domino._common.notices import notice
 from hf_domino._common.version import __version__
@@ -28,6 +29,10 @@ from hf_domino.data.records import PlacedRecord, Source, at, from_files, from_ta
 
 READ_AS = 2  # part of the cache's key: raise it when the same text gives other examples
 ROWS_AT_ONCE = 1024
+NONE_LEFT = (
+    "rows must hold at least one with two neighbouring tokens to learn, got none in {0} rows: raise max_length, or "
+    "check the loss masks. {1}"
+)
 # Field of the counts -> the reason why such examples are left out.
 REASONS = {
     "without_anchor": "without two neighbouring supervised tokens (raise max_length if they were cut, or check where "
@@ -98,38 +103,40 @@ class RowDataset(Dataset):
     """Examples of token ids and loss masks, ready for [`DominoTrainer`].
 
     Args:
-        rows (`Sequence[dict]`): A list or a `datasets.Dataset` of examples, whose `input_ids` and `loss_mask` have the
-            same length. Examples without two neighbouring supervised tokens have no anchor and are left out; a notice
+        rows (`Sequence[dict]`): A list or a `datasets.Dataset` of records with `input_ids`, which are read like the
+            records of a file in [`load_rows`]: `loss_mask` and the other masks say what is learned, and padding is
+            dropped. Examples without two neighbouring supervised tokens have no anchor and are left out; a notice
             counts them.
-        counts (`RowCounts`, *optional*): Counts of examples that are already filtered. Without them, the examples are
-            filtered here.
+        counts (`RowCounts`, *optional*): Counts of `rows` that were read already, a `datasets.Dataset` of `input_ids`
+            and `loss_mask`. Without them, the rows are read here.
 
     Attributes:
         rows (`datasets.Dataset`): The examples, memory-mapped if they were read from files.
         counts (`RowCounts`): How many examples there are, and how many were left out and why.
 
     Raises:
-        ValueError: If no example is left.
+        ValueError: If a record is malformed, or no example is left.
     """
 
     def __init__(self, rows: Any, counts: RowCounts | None = None):
         if counts is None:
-            table = rows if hasattr(rows, "select") else _table(rows)
-            has_anchor = [_has_anchor(row["loss_mask"]) for row in table]
-            rows = table.select(np.flatnonzero(has_anchor))
-            counts = RowCounts(len(table), len(rows), sum(map(len, rows["input_ids"])))
-            if len(rows) < len(table):
-                counts.without_anchor = len(table) - len(rows)
-                counts.first_left_out = f"row {has_anchor.index(False) + 1}"
-                if len(rows):
-                    notice(counts.describe())
+            rows, counts = _read(from_table(rows, "rows"), None, {}, None, None, None)
         self.rows = rows
         self.counts = counts
         if not len(rows):
-            raise ValueError(
-                "rows must hold at least one with two neighbouring tokens to learn, got none in "
-                f"{counts.left_out} rows: raise max_length, or check the loss masks. {counts.describe()}".rstrip()
-            )
+            raise ValueError(NONE_LEFT.format(counts.left_out, counts.describe()).rstrip())
+
+    def within(self, max_length: int, vocab_size: int | None = None, name: str = "rows") -> RowDataset:
+        """Return the examples cut at `max_length`, after checking that their ids are below `vocab_size`.
+
+        Args:
+            max_length (`int`): Longest example, in tokens.
+            vocab_size (`int`, *optional*): Vocabulary size of the target. Defaults to no limit.
+            name (`str`, *optional*, defaults to `"rows"`): Name of the examples, for messages.
+        """
+        limit = math.inf if vocab_size is None else vocab_size
+        fits = all(ids.max(initial=0) < limit and max(sizes) <= max_length for ids, sizes in self.token_batches())
+        return self if fits else load_rows(from_table(self.rows, name), None, max_length, vocab_size)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -182,40 +189,100 @@ def load_rows(
     if not isinstance(path, Source):
         paths = [path] if isinstance(path, (str, Path)) else path
         path = from_files(paths)
-    counts = RowCounts()
-    template_kwargs = dict(chat_template_kwargs or {})
-    records = itertools.islice(path.records(), max_rows)
-    read = _usable(records, tokenizer, template_kwargs, max_length, vocab_size, counts)
-    digest = path.fingerprint()
-    if digest is None:
-        rows = _table(list(read))
-    else:
-        made_of = (path.name, digest, _description(tokenizer), max_length, vocab_size, max_rows, template_kwargs)
-        rows, counts = _cached(made_of, read, counts)
-    description = counts.describe()
-    if len(rows) and description:
-        notice(f"{path.name}: {description}")
-    return RowDataset(rows, counts)
+    return RowDataset(*_read(path, tokenizer, dict(chat_template_kwargs or {}), max_length, vocab_size, max_rows))
+
+
+class RowStream(IterableDataset):
+    """Examples of a data set without a length, read in each pass as [`load_rows`] reads the records of a file.
+
+    Args:
+        dataset (`IterableDataset`): A stream of `datasets`, or an iterable data set of torch, of records.
+        name (`str`): Its name, for messages.
+        tokenizer, max_length, vocab_size, chat_template_kwargs (*optional*): As for [`load_rows`].
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        name: str,
+        tokenizer: Any = None,
+        max_length: int = 2048,
+        vocab_size: int | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ):
+        self.dataset = dataset
+        self.name = name
+        self._reading = (tokenizer, dict(chat_template_kwargs or {}), max_length, vocab_size)
+        self._was_described = False
+
+    def __iter__(self) -> Iterator[Example]:
+        counts = RowCounts()
+        yield from _usable(from_table(self.dataset, self.name).records(), *self._reading, counts)
+        description = counts.describe()
+        if counts.records and not counts.rows and get_worker_info() is None:
+            raise ValueError(f"{self.name}: {NONE_LEFT.format(counts.left_out, description)}".rstrip())
+        if description and not self._was_described:
+            notice(f"{self.name}: {description}")
+        self._was_described = True
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the stream which pass over it begins, for its order."""
+        if hasattr(self.dataset, "set_epoch"):
+            self.dataset.set_epoch(epoch)
 
 
 def encode_dataset(dataset: Any, name: str, **options: Any) -> Any:
-    """Encode a list, a `datasets.Dataset` or a dictionary of them, in the same way as the records of a file.
+    """Read a data set, a stream, a list or a dictionary of them in the same way as the records of a file.
 
-    A data set that already has a `loss_mask`, or that has no length, is returned unchanged. `options` are arguments of
-    [`load_rows`].
+    Examples that were read already, by [`load_rows`] or with hidden states, are only cut to length.
+
+    Args:
+        dataset: What to read; None is returned unchanged.
+        name (`str`): Its name, for messages.
+        options: Arguments of [`load_rows`], of which `max_length` and `vocab_size` must be given.
     """
+    if dataset is None or isinstance(dataset, RowStream):
+        return dataset
     if isinstance(dataset, dict):
         return {key: encode_dataset(value, f"{name}[{key!r}]", **options) for key, value in dataset.items()}
-    if not hasattr(dataset, "__len__") or (len(dataset) and "loss_mask" in dataset[0]):
+    if hasattr(dataset, "within"):
+        return dataset.within(options["max_length"], options["vocab_size"], name)
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        return RowStream(dataset, name, **options)
+    if len(dataset) and "hidden_states" in dataset[0]:  # a part of such examples, which are read in their own way
         return dataset
     return load_rows(from_table(dataset, name), **options)
+
+
+def _read(
+    source: Source,
+    tokenizer: Any,
+    template_kwargs: Fields,
+    max_length: int | None,
+    vocab_size: int | None,
+    max_rows: int | None,
+) -> tuple[Any, RowCounts]:
+    """Read the examples of a source into a table, from the cache if it has them, and say what was left out."""
+    counts = RowCounts()
+    records = itertools.islice(source.records(), max_rows)
+    read = _usable(records, tokenizer, template_kwargs, max_length, vocab_size, counts)
+    digest = source.fingerprint()
+    if digest is None:
+        rows = _table(list(read))
+    else:
+        made_of = (source.name, digest, _description(tokenizer), max_length, vocab_size, max_rows, template_kwargs)
+        rows, counts = _cached(made_of, read, counts)
+    description = counts.describe()
+    if len(rows) and description:
+        notice(f"{source.name}: {description}")
+    return rows, counts
 
 
 def _usable(
     records: Iterable[PlacedRecord],
     tokenizer: Any,
     template_kwargs: Fields,
-    max_length: int,
+    max_length: int | None,
     vocab_size: int | None,
     counts: RowCounts,
 ) -> Iterator[Example]:

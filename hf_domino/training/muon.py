@@ -38,6 +38,11 @@ POLYNOMIALS = (
 MARGIN = 1.01  # allows for rounding in each iteration: beyond their range, polynomials of degree 5 diverge
 
 
+def trains_with_muon(name: str, parameter: torch.Tensor) -> bool:
+    """Return whether Muon trains a parameter of a model: a matrix that is neither an embedding nor one like it."""
+    return parameter.ndim == 2 and not any(part in name for part in BY_TOKEN)
+
+
 class MuonWithAdamW(torch.optim.Optimizer):
     """Muon with better polynomials for the inner matrices of a model, and `torch.optim.AdamW` for everything else.
 
@@ -46,8 +51,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
     and sends the results to the others.
 
     Args:
-        model (`nn.Module`): The model. Muon trains its two-dimensional parameters, except embeddings and others whose
-            names contain one of `BY_TOKEN`, and AdamW trains the rest.
+        model (`nn.Module`): The model. Muon trains the matrices that [`trains_with_muon`] names, and AdamW the rest.
         muon_lr (`float`): Learning rate of Muon, in units of AdamW's (updates are rescaled to the size of AdamW's).
         adamw_lr (`float`): Learning rate of AdamW.
         weight_decay (`float`): Weight decay of the matrices; the rest has none.
@@ -57,8 +61,7 @@ class MuonWithAdamW(torch.optim.Optimizer):
         inner: list[nn.Parameter] = []
         rest: list[nn.Parameter] = []
         for name, parameter in model.named_parameters():
-            is_inner = parameter.ndim == 2 and not any(part in name for part in BY_TOKEN)
-            (inner if is_inner else rest).append(parameter)
+            (inner if trains_with_muon(name, parameter) else rest).append(parameter)
         muon = {"params": inner, "lr": muon_lr, "weight_decay": weight_decay, "momentum": MOMENTUM}
         # Given as a group because it can be empty: some drafters have only matrices.
         self._adamw = torch.optim.AdamW(

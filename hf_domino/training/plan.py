@@ -22,6 +22,7 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.muon import trains_with_muon
 from hf_domino.training.trainer import DominoTrainer
 
 ENOUGH_STEPS = 400  # below this, a new drafter learns more from more steps with fewer examples and blocks
@@ -197,6 +198,18 @@ class StopInTime(TrainerCallback):
             state.max_steps = state.global_step
 
 
+def memory_of(drafter: DominoDraftModel, uses_muon: bool) -> int:
+    """Count the bytes of a drafter in training: fp32 weights, and for those that are trained gradients and moments.
+
+    AdamW keeps two moments of a weight, and Muon one.
+    """
+    values = 0
+    for name, parameter in drafter.named_parameters():
+        num_moments = 1 if uses_muon and trains_with_muon(name, parameter) else 2
+        values += parameter.numel() * (1 + parameter.requires_grad * (1 + num_moments))
+    return 4 * values
+
+
 def print_requirements(trainer: DominoTrainer) -> None:
     """Print how much text there is, how many steps will run, and how large the drafter is."""
     args = trainer.args
@@ -207,8 +220,7 @@ def print_requirements(trainer: DominoTrainer) -> None:
     tokens = "" if counts is None else f" with {counts.tokens:,} tokens"
     config = trainer.drafter.config
     size = trainer.drafter.num_parameters()
-    trained = trainer.drafter.num_parameters(only_trainable=True)
-    memory = 4 * (size + 3 * trained) / 1e9  # fp32: all weights; gradients and two moments of the trained ones
+    memory = memory_of(trainer.drafter, uses_muon=args.muon_learning_rate is not None) / 1e9
     notice(
         f"training on {len(rows):,} sequences{tokens}: about {steps:,} steps of {per_step}. The drafter has "
         f"{size / 1e6:.1f} million parameters; with gradients and optimizer it takes {memory:.1f} GB beside the target."

@@ -34,7 +34,7 @@ from hf_domino.target.identity import identify, weights_digest
 from hf_domino.target.loading import place_target
 from hf_domino.target.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.evidence.acceptance import simulated_metrics
+from hf_domino.training.evidence.acceptance import first_examples, simulated_metrics
 from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.faults import check_losses, check_weights
@@ -49,6 +49,13 @@ from hf_domino.training.parts import choose_parts
 from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, fixed_args, last_checkpoint
 
 LENGTHS = 8  # maximum number of padded lengths on a GPU, where each of them needs its own memory and kernels
+
+# Functions of Transformers' trainer that need the logits of a batch, which are never all in memory here.
+UNUSED_FUNCTIONS = ("compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func")
+INSTEAD = (
+    "a drafter is trained and evaluated by its own losses and metrics. To add a metric, compute it in `on_evaluate` of "
+    "a TrainerCallback, which gets `metrics`."
+)
 
 
 class DominoTrainer(Trainer):
@@ -70,9 +77,9 @@ class DominoTrainer(Trainer):
         data_collator (*optional*): Defaults to [`~training.objective.anchors.collate_rows`] with the drafter's pad
             token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
-            and `completion`, `text` or `input_ids` as in [`~data.load_rows`], which the trainer tokenizes. With
-            [`~training.CachedRows`], the target does not run. If you pass your own `data_collator`, the data sets are
-            used as they are.
+            and `completion`, `text` or `input_ids`: a list, a data set or a stream, which the trainer reads and cuts to
+            `max_length` as [`~data.load_rows`] does with files. With [`~training.CachedRows`], the target does not run.
+            If you pass your own `data_collator`, the data sets are used as they are.
         processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
         kwargs: Further arguments of [`~transformers.Trainer`].
 
@@ -124,6 +131,9 @@ class DominoTrainer(Trainer):
         model.config.check_supports("training")
         if args.gradient_checkpointing:
             model.config.check_supports("gradient_checkpointing")
+        for name in UNUSED_FUNCTIONS:
+            if kwargs.get(name) is not None:
+                raise invalid_argument(name, "left out", kwargs[name], f"It would never be called: {INSTEAD}")
         if args.n_gpu > 1:
             raise invalid_argument("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
         notice_default_draft_vocabulary(model)
@@ -136,8 +146,11 @@ class DominoTrainer(Trainer):
                 "tokenizer": processing_class, "max_length": min(args.max_length, model.config.max_position_embeddings),
                 "vocab_size": model.config.vocab_size, "chat_template_kwargs": args.template_kwargs,
             }  # fmt: skip
-            train_dataset = encode_dataset(train_dataset, "train_dataset", **options)
-            eval_dataset = encode_dataset(eval_dataset, "eval_dataset", **options)
+            self._read = partial(encode_dataset, **options)
+        else:
+            self._read = lambda dataset, name: dataset
+        train_dataset = self._read(train_dataset, "train_dataset")
+        eval_dataset = self._read(eval_dataset, "eval_dataset")
         # Epoch of the examples that are collated next, in memory that the data loader's processes share.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
@@ -155,6 +168,7 @@ class DominoTrainer(Trainer):
         self.objective = Objective(model, self.target, args, self.accelerator.autocast)
         self._losses: list[tuple[int, torch.Tensor]] = []  # steps and their losses that are not yet checked
         self._order = torch.Generator()  # of examples that are grouped by length
+        self._sampler: Any = None
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # not yet counted in the state
         self.meter = Meter(model.config, args.device)
         show_less(self.callback_handler.callbacks)
@@ -202,6 +216,7 @@ class DominoTrainer(Trainer):
         sampler: Any = super()._get_train_sampler(rows.rows if isinstance(rows, CachedRows) else rows)
         if isinstance(sampler, LengthGroupedSampler):  # else torch's own random state decides
             sampler.generator = self._order
+        self._sampler = sampler
         return sampler
 
     def get_batch_samples(
@@ -214,6 +229,9 @@ class DominoTrainer(Trainer):
         epoch = int(self.state.epoch or 0)
         self._epoch.fill_(epoch)
         self._order.manual_seed(self.args.seed + epoch)
+        # Accelerate does not pass the epoch on to a sampler behind batches that a resumed run skips.
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # loss weights, tokens
         for batch in batches:
@@ -244,6 +262,17 @@ class DominoTrainer(Trainer):
         if seen:
             check_losses(seen, self.accelerator)
 
+    def evaluate(self, eval_dataset: Any = None, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate the drafter; the arguments are those of [`~transformers.Trainer.evaluate`].
+
+        Args:
+            eval_dataset (*optional*): Examples or records as for the trainer itself, or the name of one of its
+                evaluation sets. Defaults to all of them.
+        """
+        if not isinstance(eval_dataset, str):
+            eval_dataset = self._read(eval_dataset, "eval_dataset")
+        return super().evaluate(eval_dataset, *args, **kwargs)
+
     def prediction_step(
         self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[torch.Tensor, None, None]:
@@ -267,9 +296,10 @@ class DominoTrainer(Trainer):
         metrics = meter.means(self.accelerator, by_position=True)
         metrics["loss"] = metrics["corrected_loss"]
         if self.args.walk_rows:
-            rows = list(itertools.islice(dataloader.dataset, self.args.walk_rows))
             # All processes simulate the same examples.
-            metrics |= simulated_metrics(self.drafter, self.target.model, rows)
+            rows = first_examples(dataloader.dataset, self.args.walk_rows)
+            batches = [self.data_collator([row]) for row in rows]
+            metrics |= simulated_metrics(self.drafter, self.target.model, batches)
         prefix = kwargs.get("metric_key_prefix", "eval")
         output.metrics.update({f"{prefix}_{name}": value for name, value in metrics.items()})
         return output

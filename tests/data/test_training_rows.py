@@ -135,7 +135,7 @@ def test_errors_name_file_line_and_field(record, options, message, rows_of):
 def test_rows_without_an_anchor_are_left_out_and_counted(caplog):
     good, bad = ({"input_ids": [4, 5, 6], "loss_mask": mask} for mask in ([0, 1, 1], [1, 0, 1]))
     assert list(RowDataset([good, bad, good, bad])) == [good, good]
-    assert "2 of 4 rows are left out, the first is row 2" in caplog.text
+    assert "2 of 4 rows are left out, the first is rows[1]" in caplog.text
     caplog.clear()
     assert RowDataset([good]).counts == RowCounts(1, 1, 3)
     assert not caplog.records

@@ -34,12 +34,13 @@ def build():
     target = Qwen3ForCausalLM(Qwen3Config(**TINY))
     rows = [{"input_ids": torch.randint(3, 64, (20 + 3 * i,)).tolist(), "loss_mask": [0] * 5 + [1] * (15 + 3 * i)}
             for i in range(8)]
-    args = DominoTrainingArguments(
+    usual = dict(
         output_dir=folder, max_steps=3, per_device_train_batch_size=4 // world, gradient_accumulation_steps=2,
         num_anchors=6, report_to="none", use_cpu=True, save_steps=2, save_total_limit=2, disable_tqdm=True,
         per_device_eval_batch_size=2, warmup_steps=0,
-        ddp_backend="gloo" if world > 1 else None, max_grad_norm=0.3, logging_steps=1, **fields,
+        ddp_backend="gloo" if world > 1 else None, max_grad_norm=0.3, logging_steps=1,
     )
+    args = DominoTrainingArguments(**usual | fields)
     # Five rows in batches of two: one process has an odd last batch, two have to repeat rows.
     drafter = build_drafter(target).restricted(range(64 - num_drafted, 64))
     return DominoTrainer(drafter, target, args, train_dataset=rows, eval_dataset=rows[:5])
@@ -52,7 +53,7 @@ metrics = trainer.evaluate()
 once = {name: weight.clone() for name, weight in trainer.drafter.state_dict().items()}
 trainer.accelerator.wait_for_everyone()
 if trainer.is_world_process_zero():
-    shutil.rmtree(folder + "/checkpoint-3")
+    shutil.rmtree(f"{folder}/checkpoint-{trainer.state.max_steps}")
 trainer.accelerator.wait_for_everyone()
 again = build()
 again.train(resume_from_checkpoint=True)
@@ -76,7 +77,7 @@ def launch(folder: Path, fields: dict, num_processes: int) -> tuple[dict, dict]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-3000:]
     metrics = json.loads((folder / "metrics.json").read_text())
-    assert len(list(folder.glob("checkpoint-3/rng_state*"))) == num_processes
+    assert len(list(folder.glob(f"checkpoint-{fields.get('max_steps', 3)}/rng_state*"))) == num_processes
     return DominoDraftModel.from_pretrained(folder).state_dict(), metrics
 
 
@@ -106,6 +107,13 @@ def test_two_processes_equal_one(fields, tolerance, tmp_path):
         assert two == pytest.approx(one, rel=tolerance["rtol"])
     for name in lengths:
         assert found[name] == pytest.approx(metrics[name], rel=5 * tolerance["rtol"])
+
+
+@pytest.mark.slow
+def test_batches_of_balanced_cost_are_resumed_within_a_later_epoch(tmp_path):
+    """The script compares the resumed run with the uninterrupted one."""
+    fields = {"train_sampling_strategy": "batch_rebalance", "per_device_train_batch_size": 1}
+    launch(tmp_path / "two", SGD | fields | {"max_steps": 4, "save_steps": 3}, 2)
 
 
 def test_several_gpus_in_a_process_and_shards_are_refused(

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
+from datasets import Dataset
 
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import simulate_acceptance, simulate_rounds
 from hf_domino.training.evidence.meter import Meter
+from hf_domino.training.objective.anchors import collate_rows
 from hf_domino.training.objective.losses import DraftLosses
+from hf_domino.training.trainer import DominoTrainer
 
 
 class OneProcess:
@@ -88,3 +92,62 @@ def test_evaluation_is_by_the_published_loss_whatever_is_trained(target, make_dr
         for fields in objectives
     ]
     assert losses == [losses[0]] * 3
+
+
+def tensors_with_a_collator_of_ones_own(rows):
+    """Rows in torch format and a collator that knows nothing of this package."""
+
+    def collate(some):
+        columns = {name: [row[name] for row in some] for name in ("input_ids", "loss_mask")}
+        columns["attention_mask"] = [torch.ones_like(ids) for ids in columns["input_ids"]]
+        return {name: torch.nn.utils.rnn.pad_sequence(values, batch_first=True) for name, values in columns.items()}
+
+    return Dataset.from_list(rows).with_format("torch"), collate
+
+
+def tokens_of_ones_own(rows):
+    """Rows whose columns have other names, which only the collator can read."""
+
+    def collate(some):
+        return collate_rows([{"input_ids": row["tokens"], "loss_mask": row["learned"]} for row in some])
+
+    return [{"tokens": row["input_ids"], "learned": row["loss_mask"]} for row in rows], collate
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    [
+        lambda rows: (Dataset.from_list(rows).with_format("torch"), None),
+        lambda rows: (Dataset.from_list(rows).with_format("numpy"), None),
+        lambda rows: ([*rows, {"input_ids": [4, 5, 6], "loss_mask": [0, 0, 0]}], None),
+        tensors_with_a_collator_of_ones_own,
+        tokens_of_ones_own,
+    ],
+    ids=["torch format", "numpy format", "a row without a supervised token", "torch and a collator", "own columns"],
+)
+def test_the_first_evaluation_takes_what_training_takes(prepare, target, make_drafter, greedy_rows, tmp_path):
+    args = DominoTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", num_anchors=6)
+    expected = DominoTrainer(make_drafter(target), target, args, eval_dataset=greedy_rows).evaluate()
+    rows, collator = prepare(greedy_rows)
+    trainer = DominoTrainer(make_drafter(target), target, args, collator, train_dataset=rows, eval_dataset=rows)
+    metrics = trainer.evaluate()
+    for name in ("eval_loss", "eval_acceptance_length", "eval_walked_acceptance_length"):
+        assert metrics[name] == pytest.approx(expected[name], rel=1e-5)
+
+
+def test_examples_of_ones_own_without_a_supervised_token(target, make_drafter, greedy_rows, tmp_path):
+    args = DominoTrainingArguments(str(tmp_path), use_cpu=True, report_to="none", num_anchors=6)
+    rows = [{"input_ids": [4, 5, 6], "loss_mask": [0, 0, 0]}, *greedy_rows]
+    walked = [
+        DominoTrainer(make_drafter(target), target, args, collate_rows, eval_dataset=some).evaluate()
+        for some in (rows, greedy_rows, rows[:1])
+    ]
+    assert walked[0]["eval_walked_acceptance_length"] == walked[1]["eval_walked_acceptance_length"] > 1
+    assert "eval_walked_acceptance_length" not in walked[2]
+
+
+@pytest.mark.parametrize("name", ["compute_metrics", "preprocess_logits_for_metrics", "compute_loss_func"])
+def test_functions_that_would_never_be_called_are_refused(name, target, make_drafter, greedy_rows, tmp_path):
+    args = DominoTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    with pytest.raises(ValueError, match=f"{name} must be left out, got .* It would never be called"):
+        DominoTrainer(make_drafter(target), target, args, train_dataset=greedy_rows, **{name: print})

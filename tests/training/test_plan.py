@@ -10,7 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hf_domino import DominoDraftModel
-from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, LEAST_ROWS, plan_for
+from hf_domino.training.muon import MuonWithAdamW
+from hf_domino.training.plan import ENOUGH_STEPS, LEAST_ANCHORS, LEAST_ROWS, memory_of, plan_for
 
 ONE_ROW = {"per_device_train_batch_size": 1}
 
@@ -112,3 +113,20 @@ def test_a_run_that_was_broken_off_goes_on_with_its_plan(timed, train, tmp_path,
 def test_times_that_make_no_plan(change, message, timed, train, capsys, forward_clock):
     assert train(timed | {"eval_file": None} | change) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("uses_muon", [True, False])
+@pytest.mark.parametrize("projector_type", ["domino", "dspark"])
+def test_the_memory_that_is_announced_is_what_a_step_takes(uses_muon, projector_type, target, make_drafter):
+    drafter = make_drafter(target, projector_type=projector_type)
+    drafter.norm.requires_grad_(False)
+    optimizer = torch.optim.AdamW(drafter.parameters())
+    if uses_muon:
+        optimizer = MuonWithAdamW(drafter, 0.02, 0.002, 0.0)
+    trained = [parameter for parameter in drafter.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    moments = [value for state in optimizer.state.values() for value in state.values() if value.ndim]
+    tensors = [*drafter.parameters(), *(parameter.grad for parameter in trained), *moments]
+    assert memory_of(drafter, uses_muon) == sum(tensor.nbytes for tensor in tensors)

@@ -10,11 +10,13 @@ anchors, D drafted tokens.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from hf_domino.methods import DominoDraftModel
@@ -62,7 +64,9 @@ def walk_acceptance(*args: Any, **kwargs: Any) -> Rounds:
 
 
 def simulate_rounds(
-    drafter: DominoDraftModel, target: PreTrainedModel, texts: Iterable[tuple[Sequence[int], int, torch.Tensor | None]]
+    drafter: DominoDraftModel,
+    target: PreTrainedModel,
+    texts: Iterable[tuple[Sequence[int] | torch.Tensor, int, torch.Tensor | None]],
 ) -> tuple[Rounds, Rounds]:
     """Simulate the rounds with base logits only and those of [`simulate_acceptance`], both in one simulation."""
     was_training = drafter.training
@@ -163,14 +167,25 @@ def mean_acceptance_length(rounds: Sequence[Sequence[int]]) -> float | None:
     return sum(lengths) / len(lengths) if lengths else None
 
 
-def simulated_metrics(
-    drafter: DominoDraftModel, target: PreTrainedModel, rows: Sequence[dict[str, Any]]
-) -> dict[str, float]:
-    """Compute the mean acceptance lengths of simulated rounds over evaluation examples.
+def first_examples(dataset: Any, count: int) -> list[Any]:
+    """Return the first examples of a data set or a stream, at most `count`."""
+    if not isinstance(dataset, IterableDataset):
+        return [dataset[index] for index in range(min(count, len(dataset)))]
+    return list(itertools.islice(dataset, count))
 
-    It runs without autocast, as generation does.
+
+def simulated_metrics(drafter: DominoDraftModel, target: PreTrainedModel, batches: Iterable[Batch]) -> dict[str, float]:
+    """Compute the mean acceptance lengths of simulated rounds over evaluation examples, collated into batches.
+
+    It runs without autocast, as generation does. Examples without a supervised token are left out.
     """
-    texts = [(row["input_ids"], max(1, row["loss_mask"].index(1)), row.get(STATES)) for row in rows]
+    texts = []
+    for batch in batches:
+        for index, is_text in enumerate(batch["attention_mask"].bool()):
+            supervised = batch["loss_mask"][index][is_text].nonzero()
+            states = batch[STATES][index][is_text] if STATES in batch else None
+            if len(supervised):
+                texts.append((batch["input_ids"][index][is_text], max(1, int(supervised[0])), states))
     with torch.autocast(drafter.device.type, enabled=False):
         base, corrected = map(mean_acceptance_length, simulate_rounds(drafter, target, texts))
     if base is None or corrected is None:

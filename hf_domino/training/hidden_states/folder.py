@@ -9,6 +9,7 @@ Shapes: S tokens of an example, C hidden states kept per token (captured layers,
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from transformers import PreTrainedModel
 from hf_domino._common.atomic_writes import atomic_write
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.errors import invalid_argument
+from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.data.rows import RowCounts
 from hf_domino.target.identity import TargetIdentity, check_same, identify
@@ -164,7 +166,23 @@ class CachedRows(Dataset):
         shard, start, end = self._places[index]
         if shard not in self._open:
             self._open[shard] = safe_open(shard, framework="pt").get_slice("hidden_states")
-        return self.rows[index] | {STATES: self._open[shard][start:end]}
+        row = self.rows[index]
+        cut = {name: row[name][: end - start] for name in ("input_ids", "loss_mask")}
+        return cut | {STATES: self._open[shard][start:end]}
+
+    def within(self, max_length: int, vocab_size: int | None = None, name: str = "rows") -> CachedRows:
+        """Return the examples cut at `max_length`, as [`RowDataset.within`] does; their ids are the target's own.
+
+        The states of the tokens that stay are the same, because the target is causal.
+        """
+        num_cut = sum(end - start > max_length for _, start, end in self._places)
+        if not num_cut:
+            return self
+        notice(f"{name}: {num_cut} of {len(self)} rows are cut at max_length.")
+        result = copy.copy(self)
+        result._places = [(shard, start, min(end, start + max_length)) for shard, start, end in self._places]
+        result._open = {}
+        return result
 
 
 def keys_of(rows: Any) -> list[tuple[int, int]]:

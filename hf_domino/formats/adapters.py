@@ -35,6 +35,14 @@ TARGET_FILE = "target.json"
 ADAPTER_FILES = (ADAPTER_CONFIG, "adapter_model.safetensors", TARGET_FILE)
 WHOLE_FILES = (CONFIG, "model*.safetensors", "model.safetensors.index.json")
 BASE = "base_model_name_or_path"
+# Values of `init_lora_weights` with which PEFT subtracts the adapter's start from the drafter's weights: those that it
+# computes from these weights alone, and the beginnings of those that depend on random numbers or on other data.
+SUBTRACTED = ("pissa", "olora")
+NOT_REPEATED = ("pissa_niter", "corda", "loftq", "lora_ga")
+CONVERT = (
+    "With other values, PEFT cannot find the changed weights again: let it convert the adapter "
+    "(`path_initial_model_for_weight_conversion` of its `save_pretrained`)."
+)
 # Arguments for the adapter's download that apply to its drafter's download, too.
 _OF_BOTH = ("cache_dir", "force_download", "proxies", "token")
 
@@ -113,22 +121,46 @@ def load_adapted(load: Callable[..., Any], name: FolderOrName, *args: Any, **arg
     return drafter, info
 
 
+def check_start(config: Any, field: str) -> None:
+    """Raise a `ValueError` if an adapter's `init_lora_weights` changed the drafter in a way that loading cannot repeat.
+
+    Args:
+        config (`PeftConfig`): The adapter's configuration.
+        field (`str`): What the adapter is, for the error.
+    """
+    start = getattr(config, "init_lora_weights", True)
+    if isinstance(start, str) and start.startswith(NOT_REPEATED):
+        expected = f"a value that leaves the drafter's weights as they are, or {' or '.join(map(repr, SUBTRACTED))}"
+        raise invalid_argument(f"init_lora_weights of {field}", expected, start, CONVERT)
+
+
 def _merge(drafter: Any, name: str, download: Download) -> Any:
-    from peft import PeftModel, get_peft_model_state_dict, load_peft_weights
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict, load_peft_weights
 
     field = f"the adapter {name}"
     try:
         tensors = load_peft_weights(name, device="cpu", **download)
+        config = PeftConfig.from_pretrained(name, **download)
+    except Exception as error:
+        raise _cannot_merge(field, error) from error
+    check_start(config, field)
+    try:
+        is_subtracted = getattr(config, "init_lora_weights", True) in SUBTRACTED
+        if is_subtracted:
+            config.init_lora_weights = True
         # The adapter is created on the meta device, so that sizes that only its configuration states take no memory.
-        adapted = PeftModel.from_pretrained(drafter, name, low_cpu_mem_usage=True, **download)
+        adapted = PeftModel.from_pretrained(drafter, name, config=config, low_cpu_mem_usage=True, **download)
         # For embeddings, PEFT would read the configuration in the drafter's folder, which may be in another format.
         described = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
         merged = None
         if described == set(tensors):
+            if is_subtracted:  # its sizes are right, and PEFT subtracts its start from the drafter's weights
+                base = adapted.unload()
+                base.__dict__.pop("peft_config", None)
+                adapted = PeftModel.from_pretrained(base, name, **download)
             merged = adapted.merge_and_unload()
-    except Exception as error:  # PEFT raises errors of any class, which name neither the file nor the field
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise invalid_argument(field, "one that PEFT can merge into its drafter", reason, AGAIN) from error
+    except Exception as error:
+        raise _cannot_merge(field, error) from error
     if merged is None:
         lost = described - set(tensors)
         word = "without"
@@ -140,6 +172,12 @@ def _merge(drafter: Any, name: str, download: Download) -> Any:
     check_loaded(tensors, missing=())
     merged.__dict__.pop("peft_config", None)
     return merged.requires_grad_(True)
+
+
+def _cannot_merge(field: str, error: Exception) -> ValueError:
+    """Create the error about an error of PEFT, which can be of any class and names neither the file nor the field."""
+    reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return invalid_argument(field, "one that PEFT can merge into its drafter", reason, AGAIN)
 
 
 def finish_saving(folder: str | os.PathLike, config: DominoConfig, is_adapter: bool) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints with a `dflash_config`: of z-lab, SpecForge, Model-Optimizer, and the authors of Domino and XPress.
+"""Checkpoints with a `dflash_config`: of z-lab, SpecForge, Model-Optimizer, JetSpec, and Domino's and XPress's authors.
 
 This module also reads checkpoints that have the same fields only at the top level: DeepSpec's DFlash and DSpark,
 AngelSpec's DFly, verl-SpeCo's Domino, and Transformers' own DFlash drafter, `MuseGlimmerAssistantModel`. The
@@ -8,11 +8,14 @@ many positions before its own as the window has.
 The drafter's fields are in `dflash_config`, at the top level, or in both. Layer ids count the layers whose outputs are
 read from 0, as ours do. Layers that `layer_types` marks as sliding are causal inside the block unless `causal` says
 otherwise. `use_swa` without `layer_types` makes all layers sliding and not causal (`_resolve_layer_attention` of vLLM).
+With JetSpec's `causal_head`, all layers are causal inside the block and see the whole context. That is what sliding
+layers do whose window is as long as a text can be.
 
 Sources: `specforge/modeling/draft/{dflash,domino}.py` and `configs/` of sgl-project/SpecForge (a6b6b02),
 `dflash/model.py` of z-lab/dflash (44947fb), `modelopt/torch/export/plugins/hf_spec_export.py` of
 NVIDIA/Model-Optimizer (0371364), `angelspec/models/` and `config/` of Tencent/AngelSpec (d3412be),
-`models/muse_glimmer_assistant/`, `masking_utils.py` and `generation/candidate_generator.py` of Transformers 5.23.
+`jetspec/models/draft_head.py` of hao-ai-lab/JetSpec (61434d3), `models/muse_glimmer_assistant/`, `masking_utils.py` and
+`generation/candidate_generator.py` of Transformers 5.23.
 """
 
 from __future__ import annotations
@@ -63,7 +66,7 @@ WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # other methods 
 # Fields that are read, at the top level or in a section.
 OWN = """
     projector_type block_size mask_token_id draft_vocab_size num_target_layers target_num_hidden_layers
-    target_layer_ids use_swa swa_window_size target_config_digest enable_hidden_correction
+    target_layer_ids use_swa swa_window_size causal_head target_config_digest enable_hidden_correction
     xpress_mlp_hidden xpress_num_passes xpress_block_size
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
@@ -127,10 +130,15 @@ def _xpress_fields(stored: StoredConfig) -> Fields:
 
 
 def _window_fields(stored: StoredConfig, backbone: Fields) -> Fields:
-    """Apply `use_swa` and `causal` to the sliding windows of the backbone."""
+    """Apply `use_swa`, `causal` and `causal_head` to the sliding windows of the backbone."""
     types = backbone.get("layer_types")
     window = backbone.get("sliding_window")
     non_causal = False in (stored.get("causal"), stored.get("is_causal"))
+    if stored.get("causal_head"):
+        if types is not None or stored.get("use_swa") or non_causal:
+            expected = "left out, or beside it neither sliding windows nor causal=false"
+            raise misfit("causal_head", expected, stored["causal_head"], CANNOT_RUN)
+        return window_fields([SLIDING] * backbone["num_hidden_layers"], backbone["max_position_embeddings"])
     if stored.get("use_swa"):
         non_causal = non_causal or types is None
         types = types or [SLIDING] * backbone["num_hidden_layers"]

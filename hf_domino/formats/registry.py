@@ -32,7 +32,7 @@ OTHER_KINDS = {
     OTHER_XPRESS: "xpress",
     OTHER_DSPARK: "dspark",
     "LiLiCorr": "lilicorr",
-    "JetSpec": "jetspec",
+    "JetSpec in another layout": "jetspec",
     "MTP": "mtp",
     # These are recognised by name before any field is read, because fields have other meanings there.
     OTHER_EAGLE3: "eagle3",

@@ -169,20 +169,25 @@ class DominoHead(CorrectionHead):
         """The GRU, under the name that decoding uses."""
         return self.prefix_gru
 
+    # The layers of the projection are read by name, because PEFT's `modules_to_save` wraps it in a module without
+    # indices, which passes names on.
+    @property
+    def _down(self) -> nn.Linear:
+        return cast(nn.Linear, getattr(self.embed_proj, "0"))
+
     @property
     def up(self) -> nn.Linear:
-        return cast(nn.Linear, self.embed_proj[2])
+        return cast(nn.Linear, getattr(self.embed_proj, "2"))
 
     def initial_state(self, num_rows: int) -> torch.Tensor:
         return self.prefix_gru.initial_state(num_rows)
 
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
-        return partial_product(self.embed_proj[0], draft_hidden)
+        return partial_product(self._down, draft_hidden)
 
     def project_state(self, states: torch.Tensor) -> torch.Tensor:
         """Compute the share of prefix states `[..., G]` in the input of SiLU, `[..., R]`."""
-        down: Any = self.embed_proj[0]
-        return partial_product(down, states, down.weight.shape[1] - states.shape[-1])
+        return partial_product(self._down, states, self._down.weight.shape[1] - states.shape[-1])
 
     def step(
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor

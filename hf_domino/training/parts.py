@@ -12,6 +12,7 @@ from torch import nn
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.registry import config_classes
+from hf_domino.formats.adapters import check_start
 from hf_domino.formats.fields import CONVOLUTION, FUSION
 from hf_domino.methods import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -42,8 +43,8 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
         `DominoDraftModel` or `PeftModel`: The model that is trained and saved.
 
     Raises:
-        ValueError: If the drafter lacks the part to train, or `use_peft` or `train_only` is set although the drafter
-            already has an adapter.
+        ValueError: If the drafter lacks the part to train, if `use_peft` or `train_only` is set although the drafter
+            already has an adapter, or if that adapter could not be loaded again.
     """
     if hasattr(given, "peft_config"):
         for name in ("use_peft", "train_only"):
@@ -51,6 +52,8 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
                 raise invalid_argument(
                     f"{name} of an adapted drafter", "left out", value, "Its own adapter is trained."
                 )
+        for adapter in given.peft_config.values():
+            check_start(adapter, "the adapter to train")
         return _without_card(given)
     config = drafter.config
     for name, parameter in drafter.named_parameters():

@@ -4,7 +4,8 @@ Sources: `configs/qwen3-8b-domino.json` and `qwen3-4b-dflash.json` of sgl-projec
 released ones; the export of NVIDIA/Model-Optimizer (0371364); RedHatAI/Qwen3-8B-speculator.dflash (0ac7575) and the
 converter of vllm-project/speculators (c05b95b), with the whole vocabulary; `DominoSpeculatorConfig` of its pull request
 773; `MuseGlimmerAssistantConfig` of Transformers 5.23. With windows: `configs/qwen3.6-27b-dflash.json` of SpecForge, in
-the layout of z-lab's, and what the exports and training recipes of Model-Optimizer and speculators write.
+the layout of z-lab's, and what the exports and training recipes of Model-Optimizer and speculators write. JetSpec's is
+what `jetspec/models/draft_head.py` of hao-ai-lab/JetSpec (61434d3) reads.
 """
 
 from __future__ import annotations
@@ -156,6 +157,7 @@ WINDOWED = {
         | {"use_sliding_window": True},
     },
     "muse_glimmer_windows": MUSE_GLIMMER | WINDOWS,
+    "jetspec": DFLASH | {"dflash_config": DFLASH["dflash_config"] | {"causal_head": True}},
 }
 # The fields of ours that they mean.
 MEANT = {
@@ -166,6 +168,7 @@ MEANT = {
     "causal_windows": (2048, False),
     "speculators_windows": (2048, False),
     "muse_glimmer_windows": (2049, True),  # as many before the query's own
+    "jetspec": (QWEN3_8B["max_position_embeddings"], False),  # causal inside a block, and no window
 }
 RELEASED = {
     "specforge_domino": DOMINO_8B,

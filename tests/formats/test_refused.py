@@ -141,6 +141,14 @@ TOGETHER = [
     (DOMINO, {"rope_scaling": {"rope_type": "longrope"}}, "longrope"),
     (DOMINO, {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
     (DOMINO, {"dflash_config.use_swa": True}, "sliding_window"),
+    *(
+        (DOMINO, {"dflash_config.causal_head": True, "sliding_window": 8, **beside}, "causal_head")
+        for beside in (
+            {"layer_types": SLIDING, "use_sliding_window": True},
+            {"dflash_config.use_swa": True},
+            {"dflash_config.causal": False},
+        )
+    ),
     (DOMINO, {"dflash_config.use_swa": True, "dflash_config.swa_window_size": "8"}, "sliding_window"),
     (DOMINO, {"sample_from_anchor": True, "dflash_config.sample_from_anchor": False}, "sample_from_anchor"),
     (SPECULATORS, {"shift_label": True, "sample_from_anchor": False}, "sample_from_anchor"),
@@ -192,7 +200,11 @@ KINDS = {
         {"dflash_config": {"projector_type": "dspark"}},
     ],
     "LiLiCorr": [{"architectures": ["LiLiCorrDraftModel"]}],
-    "JetSpec": [{"architectures": ["JetSpecDraftModel"], "dflash_config": {"causal": True}}],
+    # The classes of speculators and of a fork of SpecForge; the authors' own files have another, and load.
+    "JetSpec in another layout": [
+        {"speculators_model_type": "jetspec"},
+        {"architectures": ["JetSpecDraftModel"], "head_type": "causal", "dflash_config": {}},
+    ],
     "DFlash or DSpark on Gemma": [{"architectures": ["Gemma4DSparkModel"], "markov_rank": 0}],
     "MTP": [{"speculators_model_type": "mtp"}],
     "DSpark with gated attention": [{"architectures": ["Qwen35DSparkModel"], "markov_rank": 256}],

@@ -91,7 +91,8 @@ def test_logits(tiny_qwen3, tmp_path, name, prefixes, max_shard_size):
     stored, windows = reduced((RELEASED | WINDOWED)[name]), {}
     if name in WINDOWED:
         kinds = ["sliding_attention", "full_attention" if name == "specforge_windows" else "sliding_attention"]
-        windows = {"layer_types": kinds, "sliding_window": 9 if "muse" in name else 8}
+        window = {"muse_glimmer_windows": 9, "jetspec": stored.get("max_position_embeddings")}.get(name, 8)
+        windows = {"layer_types": kinds, "sliding_window": window}
         windows["sliding_window_non_causal"] = MEANT[name][1]
     ours = our_drafter(tiny_qwen3, stored, **windows)
     tensors = stored_tensors(ours, PREFIXES.get(prefixes.removesuffix("_windows"), {}))

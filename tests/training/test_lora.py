@@ -107,6 +107,49 @@ def test_a_drafter_in_pefts_own_wrapper_is_trained(target, base, make_trainer, g
         make_trainer(adapted, greedy_rows, use_peft=True)
 
 
+@pytest.mark.parametrize("start", ["pissa", "olora", "orthogonal", "gaussian", False])
+def test_an_adapter_is_loaded_whatever_it_was_started_with(start, base, make_trainer, greedy_rows, tmp_path):
+    config = LoraConfig(r=2, target_modules=["q_proj", "fc"], init_lora_weights=start)
+    adapted = get_peft_model(DominoDraftModel.from_pretrained(base), config)
+    trainer = make_trainer(adapted, greedy_rows, max_steps=2, learning_rate=0.02)
+    trainer.train()
+    trainer.save_model()
+    loaded = DominoDraftModel.from_pretrained(tmp_path / "run")
+    by_peft = PeftModel.from_pretrained(DominoDraftModel.from_pretrained(base), tmp_path / "run").merge_and_unload()
+    torch.testing.assert_close(loaded.state_dict(), by_peft.state_dict(), rtol=0, atol=0)
+    trained = trainer.model.merge_and_unload().state_dict()
+    torch.testing.assert_close(loaded.state_dict(), trained, rtol=1e-5, atol=1e-6)
+
+
+def test_a_start_that_cannot_be_found_again_is_refused_before_and_after_training(
+    base, make_trainer, greedy_rows, tmp_path
+):
+    message = "init_lora_weights of the adapter .*must be .*'pissa' or 'olora', got 'pissa_niter_4'.*convert"
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights="pissa_niter_4")
+    adapted = get_peft_model(DominoDraftModel.from_pretrained(base), config)
+    with pytest.raises(ValueError, match=message):
+        make_trainer(adapted, greedy_rows)
+    adapted.save_pretrained(tmp_path / "adapter", save_embedding_layers=False)
+    with pytest.raises(ValueError, match=message):
+        DominoDraftModel.from_pretrained(tmp_path / "adapter")
+
+
+@pytest.mark.parametrize("names", [["embed_proj"], ["prefix_gru"], ["fc"]])
+def test_modules_that_are_trained_whole_beside_an_adapter(names, base, make_trainer, greedy_rows, tmp_path):
+    config = LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=names)
+    adapted = get_peft_model(DominoDraftModel.from_pretrained(base), config)
+    trainer = make_trainer(adapted, greedy_rows, greedy_rows, max_steps=2, learning_rate=0.02)
+    trainer.train()
+    expected = trainer.evaluate()
+    trainer.save_model()
+    before = DominoDraftModel.from_pretrained(base).state_dict()
+    loaded = DominoDraftModel.from_pretrained(tmp_path / "run")
+    changed = {name for name, weight in loaded.state_dict().items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in before if "q_proj" in name or name.split(".")[0] in names}
+    found = make_trainer(loaded, greedy_rows, greedy_rows).evaluate()
+    assert found["eval_loss"] == pytest.approx(expected["eval_loss"], rel=1e-5)
+
+
 def test_a_resumed_training_equals_an_uninterrupted_one_and_is_of_one_drafter_and_target(
     target, base, make_trainer, greedy_rows, tmp_path
 ):

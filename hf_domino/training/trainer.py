@@ -137,18 +137,16 @@ class DominoTrainer(Trainer):
         if args.n_gpu > 1:
             raise invalid_argument("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
         notice_default_draft_vocabulary(model)
+        self._reading: dict[str, Any] | None = None
         if data_collator is None:
             multiple = 1
             if args.is_static:
                 multiple = -(-args.max_length // LENGTHS)
             data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)
-            options = {
+            self._reading = {
                 "tokenizer": processing_class, "max_length": min(args.max_length, model.config.max_position_embeddings),
                 "vocab_size": model.config.vocab_size, "chat_template_kwargs": args.template_kwargs,
             }  # fmt: skip
-            self._read = partial(encode_dataset, **options)
-        else:
-            self._read = lambda dataset, name: dataset
         train_dataset = self._read(train_dataset, "train_dataset")
         eval_dataset = self._read(eval_dataset, "eval_dataset")
         # Epoch of the examples that are collated next, in memory that the data loader's processes share.
@@ -172,6 +170,12 @@ class DominoTrainer(Trainer):
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # not yet counted in the state
         self.meter = Meter(model.config, args.device)
         show_less(self.callback_handler.callbacks)
+
+    def _read(self, dataset: Any, name: str) -> Any:
+        """Read a data set like a file of the same records, unless its items are for a collator of one's own."""
+        if self._reading is None:
+            return dataset
+        return encode_dataset(dataset, name, **self._reading)
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *args: Any, **kwargs: Any) -> Any:
         """Train the drafter; the arguments are those of [`~transformers.Trainer.train`].

@@ -230,3 +230,23 @@ def test_a_step_that_may_hand_on_its_outputs_is_refused_before_any_forward(make_
 
 def test_a_target_that_only_looks_at_its_outputs_is_probed():
     assert hf_domino.probe_width(handing_on(lambda outputs, kwargs: outputs.logits[:, -1].argmax())).agrees
+
+
+@pytest.mark.parametrize("where", ["class", "instance"])
+def test_a_wrapper_that_hides_positions_is_refused_in_a_batch_by_what_it_lacks(where, make_drafter):
+    """A single sequence works, because its positions need not be passed."""
+    target = build("Qwen2")
+    original = target.forward
+    if where == "class":
+        forward = {"forward": lambda self, *args, **kwargs: super(type(self), self).forward(*args, **kwargs)}
+        target.__class__ = type("Wrapped", (type(target),), forward)
+    else:
+        target.forward = lambda *args, **kwargs: original(*args, **kwargs)
+    drafter = make_drafter(target)
+    ids = PROMPTS[0][None]
+    plain = target.generate(ids, **OPTIONS)
+    assert target.generate(ids, assistant_model=drafter, **OPTIONS).tolist() == plain.tolist()
+    with pytest.raises(
+        ValueError, match=r"forward of \w+ must be one that names position_ids, for a batch, .* add the arg"
+    ):
+        target.generate(ids.repeat(2, 1), assistant_model=drafter, **OPTIONS)

@@ -27,7 +27,12 @@ from typing import Any
 
 import torch
 from transformers import Cache, cache_utils
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer, LinearAttentionCacheLayerMixin
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    QuantizedLayer,
+)
 
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache
@@ -227,6 +232,19 @@ def unalignable(cache: Any) -> str | None:
     if layers is None:
         return type(cache).__name__
     return next((type(layer).__name__ for layer in layers if type(layer) not in ALIGNABLE_LAYERS), None)
+
+
+def unrewindable(cache: Any) -> str | None:
+    """The class name of a layer that cannot drop its last positions; None if all can, or take snapshots instead."""
+    kinds = [(type(layer), layer.is_croppable) for layer in cache.layers if not _takes_snapshots(type(layer))]
+    later = getattr(cache, "layer_class_to_replicate", None)  # of layers that the first forward makes
+    if later is not None and not _takes_snapshots(later):
+        kinds.append((later, later.is_croppable))
+    return next((kind.__name__ for kind, can in kinds if not can or issubclass(kind, QuantizedLayer)), None)
+
+
+def _takes_snapshots(kind: type) -> bool:
+    return issubclass(kind, (LinearAttentionCacheLayerMixin, *PLACEHOLDERS))
 
 
 @dataclass

@@ -21,8 +21,10 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel
 from transformers.generation.candidate_generator import CandidateGenerator
 from transformers.utils import ModelOutput
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.from_target import eos_ids_of
+from hf_domino.decoding.caches import unrewindable
 from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.policy import most_proposals, policy_for
@@ -62,14 +64,15 @@ class DominoCandidateGenerator(CandidateGenerator):
         logits_processor (`LogitsProcessorList`, *optional*): The logits processors of the call. Drafting applies those
             that keep no state. Defaults to none.
         model_kwargs (`dict`, *optional*): The keyword arguments of the target's forward. They are not kept, because
-            every call of `get_candidates` passes them again.
+            every call of `get_candidates` passes them again, but it is checked that their cache can be rewound.
         distribution ([`TokenDistribution`], *optional*): The distribution of the next token, with the stopping criteria
             of the call. The package's own loop passes it in place of `logits_processor`.
         executor ([`Executor`], *optional*): Calls or captures the functions of a round. The package's own loop passes
             it.
 
     Raises:
-        ValueError: If `assistant_model` is not a drafter of this package, or does not fit the target.
+        ValueError: If `assistant_model` is not a drafter of this package, or does not fit the target, or if the cache
+            of `model_kwargs` cannot be rewound.
 
     Example:
     ```python
@@ -109,6 +112,11 @@ class DominoCandidateGenerator(CandidateGenerator):
         executor: Executor | None = None,
     ):
         drafter: DominoDraftModel = fitting_drafter(assistant_model, target_model, "assistant_model")
+        cache = (model_kwargs or {}).get(CACHE)
+        if cache is not None and (kind := unrewindable(cache)):
+            remedy = "It cannot be rewound after a rejection, as windows of a static cache cannot; "
+            remedy += "leave cache_implementation unset."
+            raise invalid_argument(f"the layers of {CACHE}", "ones that drop their last positions", kind, remedy)
         self.assistant_model = drafter
         self.target = TargetModel(target_model, drafter.config.layer_ids(target_model.config))
         self.num_assistant_tokens = most_proposals(drafter, target_model, generation_config)
@@ -272,10 +280,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._observe_outputs(input_ids, model_kwargs or {}, model_outputs, int(n_last_matches))
         self.lookup.read = lambda row, start: input_ids[row, start:].tolist()
         self._prefixes = Prefixes.of(input_ids)
-        positions_left = self.target.position_limit
-        if positions_left is not None:
-            positions_left -= input_ids.shape[1]
-        self._plan = self.plan(self._prefixes, positions_left)
+        self._plan = self.plan(self._prefixes, self._positions_left(input_ids.shape[1]))
         noise = None
         if self._do_sample:
             noise = self._upcoming_noise(self._plan, model_outputs.logits)
@@ -309,6 +314,14 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._call_start = time.perf_counter()
         self._prompt_length = input_ids.shape[1]
 
+    def _positions_left(self, length: int) -> int | None:
+        """How many proposals have room after a text of this length in the target and in the loop's cache."""
+        # Unlike the caches of the package's own loop, a static cache of Transformers ends where the text does.
+        left = [self.distribution.stops.room(length)]
+        if (limit := self.target.position_limit) is not None:
+            left.append(limit - length)
+        return min((count for count in left if count is not None), default=None)
+
     @staticmethod
     def _upcoming_noise(plan: Plan, logits: torch.Tensor) -> torch.Tensor:
         """Compute the exponential noise `[1, P + 1, V]` that the loop's `torch.multinomial` is about to draw with.
@@ -336,4 +349,5 @@ class DominoCandidateGenerator(CandidateGenerator):
             return
         width = self._proposals.num_nodes + 1
         self.learn(self._prefixes, self._proposals, outputs.logits[:, -width:])
-        self.observe_block(captured, [num_matches + 1])
+        # Copied, because a compiled forward writes its next states to the same memory, maybe before the next draft.
+        self.observe_block(tuple(states[:, : num_matches + 1].clone() for states in captured), [num_matches + 1])

@@ -12,11 +12,12 @@ from typing import Any
 
 import torch
 from transformers import GenerationConfig, PreTrainedModel, StaticCache
+from transformers.cache_utils import StaticLayer
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
-from hf_domino.decoding.caches import PER_POSITION, unalignable
+from hf_domino.decoding.caches import PER_POSITION, unalignable, unrewindable
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.decoding.static.batch_support import why_no_batches
 from hf_domino.decoding.static.fixed_caches import unfixable
@@ -143,9 +144,11 @@ def check_inputs(target: PreTrainedModel, input_ids: torch.Tensor, model_kwargs:
         remedy = f"{type(target).__name__} keeps its state elsewhere, which cannot be rewound; drop assistant_model."
         raise invalid_argument("the target's cache", "a DynamicCache", None, remedy)
     is_given = getattr(cache, "_is_user_defined", False)
-    if (isinstance(cache, StaticCache) and is_given) or not hasattr(cache, "layers"):
-        remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
+    remedy = "It cannot be rewound after a rejection; pass a DynamicCache, or cache_implementation instead."
+    if not hasattr(cache, "layers") or (is_given and any(isinstance(layer, StaticLayer) for layer in cache.layers)):
         raise invalid_argument(CACHE, "a DynamicCache", type(cache).__name__, remedy)
+    if (is_given or not isinstance(cache, StaticCache)) and (kind := unrewindable(cache)):
+        raise invalid_argument(f"the layers of {CACHE}", "ones that drop their last positions", kind, remedy)
     mask = model_kwargs.get("attention_mask")
     given = num_new + cache.get_seq_length()
     if mask is not None and mask.dim() == 2 and mask.shape[1] > given:

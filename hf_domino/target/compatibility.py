@@ -7,6 +7,7 @@ The checks run when a drafter and a target meet, and when a batch begins. The ch
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -205,6 +206,10 @@ def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str,
     alone = "Generate the prompts one at a time."
     if text.model_type in RELATIVE_POSITIONS:
         return
+    if kwargs.get("position_ids") is None and _hides_positions(target):
+        remedy = f"Transformers passes positions only to a forward that names them, so add the argument to it. {alone}"
+        expected = "one that names position_ids, for a batch"
+        raise invalid_argument(f"the forward of {type(target).__name__}", expected, "(*args, **kwargs)", remedy)
     if kwargs.get("position_ids") is None or text.model_type in COUNTS_PADDING:
         expected = "one that takes position_ids and a mask of the padding, for a batch"
         raise invalid_argument(
@@ -217,6 +222,13 @@ def check_rows(target: PreTrainedModel, num_proposals: int, kwargs: Mapping[str,
             remedy = f"From there on the target scales its attention by columns, padding included. {alone}"
             most = f"at most {max(limit, 0)} (floor_scale={text.floor_scale})"
             raise invalid_argument("max_length of a batch", most, longest, remedy)
+
+
+def _hides_positions(target: PreTrainedModel) -> bool:
+    """Return whether a target's forward wraps one that takes position_ids, and does not name them itself."""
+    wrapped = [vars(cls)["forward"] for cls in type(target).__mro__ if "forward" in vars(cls)]
+    found = ["position_ids" in inspect.signature(forward).parameters for forward in (target.forward, *wrapped)]
+    return not found[0] and any(found)
 
 
 def check_drafter(drafter: PreTrainedModel) -> None:

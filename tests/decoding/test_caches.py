@@ -9,8 +9,10 @@ import torch
 from builders import left_padded
 from oracle import faults
 from test_families import PROMPT, WINDOW, build
-from transformers import DynamicCache
+from transformers import Cache, DynamicCache, QuantizedCache, cache_utils
+from transformers.cache_utils import DynamicLayer, StaticLayer
 
+import hf_domino
 from hf_domino._common.cache_name import CACHE
 
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
@@ -67,3 +69,41 @@ def test_every_round_leaves_what_plain_generation_keeps(make_drafter, family, le
     if len(lengths) == 1:
         assert_as_plain(result[CACHE], known, [result.sequences.shape[1] - 1])
         assert not any(getattr(layer, "record_past", False) for layer in result[CACHE].layers)
+
+
+class RecentLayer(DynamicLayer):
+    """Keeps 24 positions. What it has dropped cannot come back, as it says of itself."""
+
+    is_croppable = False
+
+    def update(self, *args, **kwargs):
+        found = super().update(*args, **kwargs)
+        self.keys = self.keys[:, :, -24:]
+        self.values = self.values[:, :, -24:]
+        return found
+
+
+CANNOT_REWIND = {
+    "layers that say so": (lambda: Cache(layers=[RecentLayer() for _ in range(4)]), "RecentLayer"),
+    "layers made later": (lambda: Cache(layer_class_to_replicate=RecentLayer), "RecentLayer"),
+    "a few of them": (lambda: Cache(layers=[DynamicLayer(), RecentLayer(), DynamicLayer(), DynamicLayer()]), "RecentL"),
+    "static layers": (lambda: Cache(layers=[StaticLayer(64) for _ in range(4)]), "Cache"),
+}
+if hasattr(cache_utils, "Fp8QuantizedLayer"):
+    quantized = lambda: QuantizedCache("fp8", build("Qwen2").config)  # noqa: E731
+    CANNOT_REWIND["quantized layers"] = quantized, "Fp8QuantizedLayer"
+
+
+@pytest.mark.parametrize("kind", CANNOT_REWIND)
+def test_a_cache_that_cannot_be_rewound_is_refused_by_name_and_runs_plain_by_default(kind, make_drafter):
+    make, name = CANNOT_REWIND[kind]
+    target = build("Qwen2")
+    drafter = make_drafter(target)
+    plain = target.generate(PROMPT, **OPTIONS, **{CACHE: make()})
+    for prompt in (PROMPT, PROMPT.repeat(2, 1)):
+        with pytest.raises(ValueError, match=f"{CACHE} must be .*, got '{name}.*cannot be rewound"):
+            target.generate(prompt, assistant_model=drafter, **OPTIONS, **{CACHE: make()})
+    hf_domino.attach(target, drafter)
+    assert target.generate(PROMPT, **OPTIONS, **{CACHE: make()}).tolist() == plain.tolist()
+    assert hf_domino.attached(target).num_drafted == 0
+    assert list(hf_domino.attached(target).num_plain.values()) == [1]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+import families
 import pytest
 import torch
 from builders import PAD
@@ -9,12 +12,18 @@ from oracle import faults, proposed
 from test_sampling_distribution import P_VALUE, VOCAB, exact_law, p_value
 from test_sampling_distribution import PROMPT as SHORT_PROMPT
 from test_sampling_distribution import target as twelve_tokens  # noqa: F401, a fixture
+from transformers import CompileConfig
 
 import hf_domino
 from hf_domino import DominoCandidateGenerator
+from hf_domino._common.cache_name import CACHE
 
 PROMPT = torch.arange(7, 19)[None]
 GREEDY = {"max_new_tokens": 40, "do_sample": False, "pad_token_id": PAD, "eos_token_id": -1}
+STATIC = GREEDY | {"cache_implementation": "static"}
+takes_static = pytest.mark.skipif(
+    CACHE != "cache", reason="before 5.24, Transformers' assisted loop has no static cache"
+)
 METHODS = {
     "domino": {},
     "domino behind the anchor": {"shift_label": False},
@@ -41,9 +50,10 @@ def native(monkeypatch):
             return made[-1]
 
         monkeypatch.setattr(target, "_get_candidate_generator", candidate_generator, raising=False)
-        output = target.generate(ids, assistant_model=drafter, **options)
-        monkeypatch.delattr(target, "_get_candidate_generator")
-        return output
+        try:
+            return target.generate(ids, assistant_model=drafter, **options)
+        finally:
+            monkeypatch.delattr(target, "_get_candidate_generator")
 
     generate.made = made
     yield generate
@@ -151,3 +161,83 @@ def test_embeddings_alone_are_refused_by_name(native, tiny_qwen3, make_drafter):
     embeds = tiny_qwen3.get_input_embeddings()(PROMPT)
     with pytest.raises(ValueError, match="prompt of get_candidates must be of token ids"):
         native(tiny_qwen3, make_drafter(tiny_qwen3), None, inputs_embeds=embeds, **GREEDY)
+
+
+@takes_static
+@pytest.mark.parametrize("method", [*METHODS, "recycling"])
+def test_no_candidate_is_proposed_beyond_the_end_of_a_static_cache(method, native, tiny_llama, make_drafter):
+    """Its slots are as many as the text has positions."""
+    drafter = drafter_of(method, tiny_llama, make_drafter)
+    whole = tiny_llama.generate(PROMPT, **GREEDY)
+    for count in range(1, 17):
+        with faults(whole.tolist(), 64):
+            text = native(tiny_llama, drafter, PROMPT, **STATIC | {"max_new_tokens": count})
+        assert text.tolist() == whole[:, : PROMPT.shape[1] + count].tolist()
+        assert drafter.stats.num_new_tokens == count
+
+
+@takes_static
+@pytest.mark.parametrize("family", ["gpt2", "gemma3_text", "qwen3", "mistral", "lfm2", "gemma4_text"])
+def test_a_static_cache_of_transformers_writes_plain_text_or_is_refused_by_name(family, native, make_drafter):
+    """A window of a static cache forgets what it would need to be rewound, unless the text is shorter."""
+    target = families.build(family)
+    drafter = make_drafter(target)
+    for count in (families.WINDOW - PROMPT.shape[1], 20):
+        plain = target.generate(PROMPT, **GREEDY | {"max_new_tokens": count})
+        has_windows = "sliding_attention" in getattr(target.config, "layer_types", []) or family == "mistral"
+        if count == 20 and has_windows:
+            with pytest.raises(
+                ValueError, match=f"layers of {CACHE} must be .* got 'StaticSlidingWindowLayer'. .* unset"
+            ):
+                native(target, drafter, PROMPT, **STATIC | {"max_new_tokens": count})
+        else:
+            with faults(plain.tolist(), families.VOCAB_SIZE):
+                text = native(target, drafter, PROMPT, **STATIC | {"max_new_tokens": count})
+            assert text.tolist() == plain.tolist()
+
+
+@takes_static
+@pytest.mark.parametrize("method", ["domino", "eagle3"])
+def test_drafts_read_the_same_states_from_a_compiled_target(method, native, tiny_llama, make_drafter):
+    """On a GPU, Transformers compiles the target of a call with a static cache by itself."""
+    drafter = drafter_of(method, tiny_llama, make_drafter).view(draft_tree_size=None)
+    compiled = CompileConfig(backend="eager", mode=None)
+    compiled._compile_all_devices = True
+    plain = tiny_llama.generate(PROMPT, **GREEDY)
+    found = []
+    for options in (GREEDY, STATIC, STATIC | {"compile_config": compiled}):
+        with proposed() as proposals:
+            assert native(tiny_llama, drafter, PROMPT, **options).tolist() == plain.tolist()
+        found.append(proposals[:20])
+    assert found[0] == found[1] == found[2]
+    assert len({tuple(tokens) for _, _, tokens in found[0]}) > 5
+
+
+def test_states_that_the_next_forward_overwrites(native, tiny_llama, make_drafter, monkeypatch, forward_clock):
+    """The graphs of a compiled target write their outputs to the same memory in every forward."""
+    drafter = make_drafter(tiny_llama, draft_length="adaptive")
+    options = GREEDY | {
+        "prompt_lookup_num_tokens": 4
+    }  # rounds without drafts leave states that wait for the next draft
+    memory = {}
+    forward = type(tiny_llama).forward
+
+    def overwrite(*args, **kwargs):
+        outputs = forward(*args, **kwargs)
+        states = [value for value in outputs.hidden_states or () if value is not None]
+        held = memory.setdefault(states[-1].shape if states else None, [value.clone() for value in states])
+        for place, value in zip(held, states, strict=True):
+            place.copy_(value)
+        taken = iter(held)
+        if outputs.hidden_states:
+            outputs.hidden_states = tuple(None if value is None else next(taken) for value in outputs.hidden_states)
+        return outputs
+
+    with proposed() as expected:
+        native(tiny_llama, drafter, PROMPT, **options)
+    monkeypatch.setattr(type(tiny_llama), "forward", functools.wraps(forward)(overwrite))
+    drafter = make_drafter(tiny_llama, draft_length="adaptive")
+    with proposed() as found:
+        native(tiny_llama, drafter, PROMPT, **options)
+    assert found == expected
+    assert len(found) < len(drafter.stats.acceptance_lengths)

@@ -6,6 +6,7 @@ allowed to publish a target, the checkout has only its drafter.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.errors import invalid_argument
-from hf_domino.data.prompts import prompt_of
-from hf_domino.data.records import check_file, read_records
+from hf_domino._common.fields import BUNDLED_PROMPTS
+from hf_domino.data.prompts import Asked, bundled_prompts, read_prompts
 from hf_domino.formats.source import check_is_target, check_source, has_model
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.target.compatibility import check_target
@@ -79,6 +80,17 @@ class Pair:
     def drafter_name(self) -> str:
         """The name of the first drafter, as tables show it."""
         return next(iter(self.drafters))
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the target has a chat template, so that it answers messages."""
+        return self.tokenizer.chat_template is not None
+
+    def ask(self, messages: Sequence[dict[str, Any]]) -> Asked:
+        """Turn messages into a prompt for the target's chat template, or into one text if it has no template."""
+        if self.is_chat:
+            return {"messages": messages}
+        return {"text": "".join(message["content"] for message in messages)}
 
     def recycled(self) -> Pair:
         """Return a copy of the pair that drafts with token recycling, which works for every target."""
@@ -212,20 +224,14 @@ def _drafter_of(target: Path) -> Path | None:
     return next(filter(has_model, folders), None)
 
 
-def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Read held-out prompts as records that have `text` to continue or `messages` to answer."""
-    check_file(path, "--prompts")
-    prompts = []
-    for place, record in read_records(path):
-        prompt = prompt_of(record, place, plain=True)
-        asked: dict[str, Any] = {"text": prompt.text}
-        messages = list(prompt.messages)
-        if messages:
-            # Chats in the `evaluation.jsonl` of `hf-domino data` end with an answer, which is not part of the prompt.
-            if messages[-1]["role"] == "assistant":
-                messages.pop()
-            asked = {"messages": messages}
-        prompts.append(record | prompt.fields | asked)
-    if not prompts:
-        raise ValueError(f"--prompts must hold at least one prompt, got none in {path}.")
-    return prompts
+def prompts_for(pair: Pair, given: str | Path | None = None) -> tuple[list[Asked], str]:
+    """Return the prompts of a command, and where they come from: given, of the target, or bundled."""
+    own = pair.folder / PROMPTS
+    if given is not None:
+        return read_prompts(given, pair.is_chat), "given"
+    if own.is_file():
+        return read_prompts(own, pair.is_chat), "of the target"
+    prompts = bundled_prompts(pair.is_chat)
+    what = "questions about everyday matters, code and maths" if pair.is_chat else "beginnings of texts and code"
+    print(f"prompts: the bundled {what}, as the target's folder has none", file=sys.stderr)
+    return prompts, BUNDLED_PROMPTS

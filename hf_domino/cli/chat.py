@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
-from hf_domino.cli.generate import prompt_of
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
     pair = load_models(options)
     conversation = Conversation(pair, options.system)
     how = ""
-    if not pair.tokenizer.chat_template:
+    if not pair.is_chat:
         how = f" {pair.name} has no chat template: it continues the text that you write."
     print(f"{pair.name} with {pair.drafter_name}.{how}\n{COMMANDS}\n", file=sys.stderr)
     while (said := _read()) is not None:
@@ -77,7 +76,7 @@ class Conversation:
     def __post_init__(self) -> None:
         if self.system is None:
             return
-        if self.pair.tokenizer.chat_template is None:
+        if not self.pair.is_chat:
             raise ValueError(f"--system must be left out: {self.pair.name} has no chat template to put it into.")
         self.messages.append({"role": "system", "content": self.system})
 
@@ -87,7 +86,7 @@ class Conversation:
         from hf_domino.evaluation.benchmark.prompts import inputs_of
 
         self.messages.append({"role": "user", "content": said})
-        inputs = inputs_of(self.pair, [prompt_of(self.pair, self.messages)])
+        inputs = inputs_of(self.pair, [self.pair.ask(self.messages)])
         ids = inputs["input_ids"]
         cache = None
         if self._read is not None and ids[:, : self._read.shape[1]].equal(self._read):

@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from hf_domino._common.fields import PROMPT_FIELDS
+from hf_domino._common.fields import PROMPTS_HELP
 from hf_domino.cli.exits import FAILED_CHECK, UNDECIDED
 from hf_domino.cli.flags import add_models, load_models, positive_int
 
@@ -26,9 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prompts",
         type=Path,
-        help=f"file of records with {PROMPT_FIELDS} (default: prompts.jsonl of the target, or a dozen short ones)",
+        help=PROMPTS_HELP,
     )
-    number_help = "maximum number of prompts of the file"
+    number_help = "number of prompts, from the first one on"
     parser.add_argument("--num-prompts", type=positive_int, default=12, help=number_help)
     length_help = "maximum number of tokens to generate per prompt (default: 64)"
     parser.add_argument("--max-new-tokens", type=positive_int, help=length_help)
@@ -39,22 +39,14 @@ def run(options: argparse.Namespace) -> int:
     """Run `hf-domino check`; return 1 if the drafter does not fit, and 3 if too little was measured."""
     from hf_domino.evaluation.check import MAX_NEW_TOKENS, check_fit
     from hf_domino.formats.adapters import unread_fields
-    from hf_domino.pair import PROMPTS, read_prompts
+    from hf_domino.pair import prompts_for, read_prompts
 
-    # Read the file first, so that a wrong one is an error before models are loaded.
-    prompts = None
-    if options.prompts is not None:
-        prompts = read_prompts(options.prompts)
+    if options.prompts is not None:  # a wrong file is an error before models are loaded
+        read_prompts(options.prompts, is_chat=True)
     pair = load_models(options, is_drafted=True)
-    own = pair.folder / PROMPTS
-    if prompts is None and own.is_file():
-        prompts = read_prompts(own)
-    texts = None
-    if prompts is not None:
-        chosen = prompts[: options.num_prompts]
-        texts = [prompt if "messages" in prompt else prompt["text"] for prompt in chosen]
+    prompts = prompts_for(pair, options.prompts)[0][: options.num_prompts]
     length = options.max_new_tokens or MAX_NEW_TOKENS
-    result = check_fit(pair.drafter, pair.target, pair.tokenizer, texts, length, progress=True)
+    result = check_fit(pair.drafter, pair.target, pair.tokenizer, prompts, length, progress=True)
     drafter = options.drafter or pair.drafter.config.name_or_path
     names = {"target": options.target or str(pair.folder), "drafter": drafter}
     unread = unread_fields(pair.drafter.config.name_or_path)

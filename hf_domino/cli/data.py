@@ -29,13 +29,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--target", required=True, help="folder or Hub name of the target")
     add("--output", type=Path, required=True, help="folder for train.jsonl, evaluation.jsonl and report.json")
     add = parser.add_argument_group("prompts (by default a chat model writes its own)").add_argument
-    add("--prompts", type=Path, nargs="+", default=[], help=f"files of records with {PROMPT_FIELDS}")
+    add(
+        "--prompts",
+        type=Path,
+        nargs="+",
+        default=[],
+        help=f"files of records with {PROMPT_FIELDS}, or chat, code or maths for bundled ones",
+    )
     add(
         "--exclude",
         type=Path,
         nargs="+",
         default=[],
-        help="files whose texts must not occur in the prompts, such as benchmarks",
+        help="files whose texts must not occur in the prompts, such as benchmarks, named like those of --prompts",
     )
     add_flags(parser.add_argument_group("how to write the text"), WritingSettings)
     add = parser.add_argument_group("which model writes, and where").add_argument
@@ -49,14 +55,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `hf-domino data`."""
     from hf_domino.configuration.from_target import within_window
-    from hf_domino.data.records import check_file
+    from hf_domino.data.prompts import prompt_file
     from hf_domino.data.self_written import check_chat_template
     from hf_domino.data.writing import write_data
     from hf_domino.pair import find_target
 
     for name in ("prompts", "exclude"):  # before anything is loaded
-        for path in getattr(options, name):
-            check_file(path, f"--{name}")
+        setattr(options, name, [prompt_file(path, f"--{name}") for path in getattr(options, name)])
     check_writable(options.output, "--output")
     settings = WritingSettings(**{each.name: getattr(options, each.name) for each in fields(WritingSettings)})
     options.target = find_target(options.target)

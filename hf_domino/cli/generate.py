@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.exits import FAILED_CHECK
@@ -27,7 +26,7 @@ TYPICAL = 5  # index of a bundled prompt with about the median speed-up, whose t
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino generate`."""
-    held_out = "default: a held-out prompt from the target's folder"
+    held_out = "default: a held-out prompt from the target's folder, or a bundled one"
     parser.add_argument(
         "prompt", metavar="PROMPT", nargs="?", help=f"the text, or - to read it from stdin ({held_out})"
     )
@@ -69,20 +68,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _asked(pair: Pair, prompt: str | None) -> dict[str, Any]:
-    """Turn the user's text into a prompt; without a text, read a held-out prompt from the target's folder."""
+    """Turn the user's text into a prompt; without a text, choose a prompt of the target's folder or a bundled one."""
     if prompt is not None:
-        return prompt_of(pair, [{"role": "user", "content": prompt}])
-    from hf_domino.pair import PROMPTS, read_prompts
+        return pair.ask([{"role": "user", "content": prompt}])
+    from hf_domino.pair import prompts_for
 
-    path = pair.folder / PROMPTS
-    if not path.is_file():
-        raise ValueError(f"PROMPT must be given: {pair.name} has no {PROMPTS}.")
-    prompts = read_prompts(path)
+    prompts, _ = prompts_for(pair)
     return prompts[TYPICAL % len(prompts)]
-
-
-def prompt_of(pair: Pair, messages: Sequence[dict[str, str]]) -> dict[str, Any]:
-    """Turn messages into a prompt for the target's chat template, or into one text if it has no template."""
-    if pair.tokenizer.chat_template is None:
-        return {"text": "".join(message["content"] for message in messages)}
-    return {"messages": messages}

@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hf_domino.data.chat import Message, render_chat
-from hf_domino.data.encoding import encode_text
-from hf_domino.data.names import Fields, template_arguments
-from hf_domino.data.prompts import ASSISTANT, Prompt
+from hf_domino.data.chat import Message
+from hf_domino.data.names import Fields
+from hf_domino.data.prompts import ASSISTANT, Prompt, encode_prompt
 from hf_domino.data.records import at
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Rows, RunUnits
@@ -72,13 +71,11 @@ def write_answers(
 def _read(answer: Answer, prompt: Prompt, turn: int, tokenizer: Any, template_kwargs: Fields) -> list[int] | None:
     """Return the token ids up to the target's next turn, or None if the template rejects the target's earlier text."""
     if not prompt.messages:
-        return encode_text(prompt.text, tokenizer, goes_on=True)
+        return encode_prompt({"text": prompt.text}, tokenizer)
     answer["messages"] += prompt.turns[turn]
-    arguments = {**template_kwargs, **template_arguments(prompt.fields)}
     try:
         with at(f"prompt {answer['number'] + 1}"):
-            text = render_chat(answer["messages"], tokenizer, arguments, add_generation_prompt=True)
-            return tokenizer(text, add_special_tokens=False)["input_ids"]
+            return encode_prompt({"messages": answer["messages"], **prompt.fields}, tokenizer, template_kwargs)
     except ValueError as error:
         if turn == 0:  # the template rejects the record itself
             raise

@@ -30,7 +30,7 @@ WAY_OUT = "Pass prompts for it to answer (--prompts FILE)."
 def check_chat_template(tokenizer: Any) -> None:
     """Raise a `ValueError` if the tokenizer has no chat template."""
     if tokenizer.chat_template is None:
-        remedy = "Use a chat model, or pass records with `prompt`, which the target continues (--prompts FILE --plain)."
+        remedy = "Use a chat model, or pass texts that the target continues (`prompt` or `text`, --prompts FILE)."
         raise invalid_argument("the target's chat template", "set, to write chats", None, remedy)
 
 

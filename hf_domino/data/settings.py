@@ -50,7 +50,9 @@ class WritingSettings:
         {}, """variables for the chat template, as JSON: '{"enable_thinking": false}'""", type=json.loads
     )
     plain: bool = option(
-        False, "continue a `prompt` that is a string like a `text`, instead of answering it as a user's turn"
+        False,
+        "continue a `prompt` that is a string like a `text`, instead of answering it as a user's turn (always so for a "
+        "target without a chat template)",
     )
     seed: int = option(0, "random seed for sampling")
 

@@ -101,8 +101,9 @@ def write_data(
 def _filter(given: Source, tokenizer: Any, exclusions: Exclusions, settings: WritingSettings) -> PromptFilter:
     """Choose which of the given prompts the target will answer."""
     filtered = PromptFilter(exclusions)
+    plain = settings.plain or tokenizer.chat_template is None
     for place, record in given.records():
-        prompt = prompt_of(record, place, settings.plain, settings.system)
+        prompt = prompt_of(record, place, plain, settings.system)
         if prompt.messages:
             check_chat_template(tokenizer)
         if settings.rows is not None and len(filtered.kept) == settings.rows:

@@ -215,7 +215,7 @@ def test_bundled_prompts_are_not_called_the_targets_own(bench, tiny_pair_folder,
     _, rows, shown, err = bench("--target", str(target), "--temperature", "0", "--methods", "recycling")
     assert {row["prompts"] for row in rows} == {"bundled"}
     assert "2 bundled prompts x" in " ".join(shown.split())
-    assert re.search(r"prompts: .*, Python code, as the target's folder has none; give --prompts", err)
+    assert "prompts: the bundled beginnings of texts and code, as the target's folder has none" in err
 
 
 def test_further_columns_and_figures_are_made_if_asked_for(bench, tmp_path, forward_clock):

@@ -103,5 +103,5 @@ def test_wrong_input_is_said_before_anything_is_written(flags, message, data, tm
 
 def test_a_base_model_is_told_that_it_needs_prompts(saved_pair, tmp_path, capsys):
     assert main(["data", "--target", str(saved_pair[0]), "--output", str(tmp_path / "data")]) == 2
-    assert "pass records with `prompt`, which the target continues (--prompts FILE --plain)" in capsys.readouterr().err
+    assert "pass texts that the target continues (`prompt` or `text`, --prompts FILE)" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()

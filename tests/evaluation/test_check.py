@@ -266,7 +266,7 @@ def test_tokenizer_saved_with_the_target(saved_pair):
     from transformers import AutoModelForCausalLM
 
     target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
-    assert len(prompts.prepare_prompts(target)) == len(prompts.TEXTS)
+    assert len(prompts.prepare_prompts(target)) == prompts.NUM_BUNDLED
 
 
 @pytest.mark.parametrize(

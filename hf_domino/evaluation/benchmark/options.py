@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hf_domino._common.errors import invalid_argument
-from hf_domino._common.fields import MOST_SEED, PROMPT_FIELDS
+from hf_domino._common.fields import MOST_SEED, PROMPTS_HELP
 from hf_domino._common.options import option
 
 # Name -> label in Markdown, in the order of tables. To compare another method, add it here and to `methods.py`.
@@ -47,8 +47,6 @@ FIRST_TOKEN = "time_to_first_token"
 PEAK_MEMORY = "peak_memory"
 COLUMNS = {FIRST_TOKEN: "ms to first token", PEAK_MEMORY: "peak GiB"}
 
-BUNDLED_PROMPTS = "bundled"  # value in results if the bundled pair's prompts were used, because the target has none
-
 # Groups of flags.
 MODELS = "models"
 TEXTS = "texts"
@@ -79,7 +77,7 @@ class BenchOptions:
     )
     prompts: Path | None = option(  # noqa: RUF009
         None,
-        f"file of records with {PROMPT_FIELDS} (default: prompts.jsonl in the target's folder, or the bundled prompts)",
+        PROMPTS_HELP,
         group=TEXTS,
     )
     num_prompts: int = option(50, "number of prompts, from the first one of the file on", group=TEXTS)

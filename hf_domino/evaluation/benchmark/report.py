@@ -7,10 +7,10 @@ import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
+from hf_domino._common.fields import BUNDLED_PROMPTS
 from hf_domino._common.verdict import STOP, WAY_OUT, gains, slower_in, verdict, why_busy
 from hf_domino.evaluation.benchmark.options import (
     BASELINE,
-    BUNDLED_PROMPTS,
     COLUMNS,
     FIRST_TOKEN,
     LOOKUP,

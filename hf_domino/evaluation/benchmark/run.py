@@ -5,19 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tqdm.auto import tqdm
 
 from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.errors import invalid_argument
+from hf_domino.data.prompts import read_prompts
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
-from hf_domino.evaluation.benchmark.options import ALL, BUNDLED_PROMPTS, BenchOptions, keeps_seed
+from hf_domino.evaluation.benchmark.options import ALL, BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
-from hf_domino.pair import NO_DRAFTER, PROMPTS, Pair, choose_dtype, find_pair, load_pair, read_prompts
+from hf_domino.pair import NO_DRAFTER, choose_dtype, load_pair, prompts_for
 
 EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of plain generation
 
@@ -30,6 +30,8 @@ def benchmark(options: BenchOptions) -> list[Row]:
     if options.results.is_dir():
         raise invalid_argument("--results", "a file", str(options.results), "Name one in it, such as results.jsonl.")
     check_writable(options.results.parent, "the folder of --results")
+    if options.prompts is not None:  # a wrong file is an error before models are loaded
+        read_prompts(options.prompts, is_chat=True)
     dtype = choose_dtype(options.dtype, options.device, options.target)
     options = replace(options, dtype=str(dtype).removeprefix("torch."))
     drafter, *others = options.drafter or (None,)
@@ -46,10 +48,8 @@ def benchmark(options: BenchOptions) -> list[Row]:
         pair = pair.recycled()
         print(NO_DRAFTER, file=sys.stderr)
     methods, skipped = choose_methods(pair, options)
-    path, whose = prompts_of(pair, options.prompts)
-    if whose == BUNDLED_PROMPTS:
-        print(f"prompts: {path}, Python code, as the target's folder has none; give --prompts", file=sys.stderr)
-    prompts = read_prompts(path)[: options.num_prompts]
+    prompts, whose = prompts_for(pair, options.prompts)
+    prompts = prompts[: options.num_prompts]
     size = options.batch_size
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     bench = Bench(pair, methods, options)
@@ -72,19 +72,6 @@ def benchmark(options: BenchOptions) -> list[Row]:
         with options.results.open("a", encoding="utf-8") as file:
             file.write(to_lines(found))
     return rows
-
-
-def prompts_of(pair: Pair, given: Path | None) -> tuple[Path, str]:
-    """Return the file of prompts and its origin: the given file, else the target's own, else the bundled pair's."""
-    own = pair.folder / PROMPTS
-    if given:
-        return given, "given"
-    if own.is_file():
-        return own, "of the target"
-    try:
-        return find_pair() / PROMPTS, BUNDLED_PROMPTS
-    except FileNotFoundError as error:
-        raise ValueError(f"--prompts must be given: there is no {own}, and no bundled pair.") from error
 
 
 def report_differences(rows: Sequence[Row]) -> bool:

@@ -13,37 +13,10 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel
 
 from hf_domino._common.errors import invalid_argument
-from hf_domino.evaluation.benchmark.prompts import encode_one
+from hf_domino.data.names import read_template_fields
+from hf_domino.data.prompts import bundled_prompts, encode_prompt
 
-# There are a dozen because few texts make a verdict uncertain. If the first few are enough, the others are not used.
-TEXTS = (
-    'def read_lines(path):\n    """Return the lines of a text file."""\n',
-    "import argparse\nimport json\n\n\ndef main():\n",
-    "The river rises in the hills north of the town. In spring,",
-    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
-    "To bake the bread, first mix the flour with",
-    "for key, value in sorted(counts.items()):\n",
-    "The committee met on Monday to discuss the budget. The first point was",
-    "def test_empty_list():\n    assert",
-    "Light travels faster than sound, which is why",
-    "SELECT name, age FROM users WHERE",
-    "Once upon a time there was a fisherman who lived",
-    "try:\n    with open(filename) as stream:\n",
-)
-QUESTIONS = (
-    "Write a Python function that returns the n-th Fibonacci number, with a short explanation.",
-    "Why is the sky blue? Answer in a few sentences.",
-    "List three differences between a list and a tuple in Python.",
-    "Summarise the story of Romeo and Juliet in one paragraph.",
-    "A train leaves at 9:40 and arrives at 13:05. How long is the journey? Show your steps.",
-    "Give me a recipe for pancakes.",
-    "What is the difference between TCP and UDP?",
-    "Write a polite email asking a colleague for last month's report.",
-    "Write a SQL query that returns the five customers with the most orders.",
-    "How do vaccines work?",
-    "Suggest a weekend itinerary for Lisbon.",
-    "What does this Python code print, and why? print([x * x for x in range(5) if x % 2])",
-)
+NUM_BUNDLED = 12  # a few texts make a verdict uncertain; if the first ones are enough, the others are not used
 # Variables with which chat templates switch reasoning on and off.
 THINKING_SWITCHES = ("enable_thinking", "thinking")
 TEXT = "text"
@@ -75,7 +48,7 @@ def prepare_prompts(
         tokenizer = AutoTokenizer.from_pretrained(path)
     has_template = getattr(tokenizer, "chat_template", None) is not None
     if prompts is None:
-        prompts = QUESTIONS if has_template else TEXTS
+        prompts = bundled_prompts(has_template)[:NUM_BUNDLED]
     prepared = [
         Prompt(mode, torch.as_tensor(ids, dtype=torch.long).view(1, -1))
         for prompt in prompts
@@ -105,8 +78,10 @@ def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> dict[str, Any]:
     is_chat = "messages" in prompt
     for switch in THINKING_SWITCHES:
         if is_chat and has_template and re.search(rf"\b{switch}\b", str(tokenizer.chat_template)):
-            on, off = (encode_one(tokenizer, prompt, **{switch: value})["input_ids"] for value in (True, False))
+            own = read_template_fields(prompt).get("chat_template_kwargs", {})
+            modes = [prompt | {"chat_template_kwargs": own | {switch: value}} for value in (True, False)]
+            on, off = (encode_prompt(mode, tokenizer) for mode in modes)
             if on != off:  # otherwise, the word in the template means something else
                 return {THINKING: on, NOT_THINKING: off}
     mode = CHAT if is_chat else TEXT
-    return {mode: encode_one(tokenizer, prompt)["input_ids"]}
+    return {mode: encode_prompt(prompt, tokenizer)}

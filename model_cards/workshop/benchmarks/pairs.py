@@ -36,12 +36,12 @@ from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
 from hf_domino.configuration.from_target import eos_ids_of
+from hf_domino.data.prompts import encode_prompt
 from hf_domino.data.writers import cut_at_end
-from hf_domino.evaluation.benchmark.prompts import encode_one, inputs_of
+from hf_domino.evaluation.benchmark.prompts import inputs_of
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
-from hf_domino.evaluation.benchmark.run import prompts_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
-from hf_domino.pair import Pair, load_pair, read_prompts
+from hf_domino.pair import Pair, load_pair, prompts_for
 
 STATIC = {"cache_implementation": "static"}
 LOOKUP = {"prompt_lookup_num_tokens": 10}
@@ -71,8 +71,8 @@ def methods_of(pair: Pair) -> dict[str, dict[str, Any]]:
 
 def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
     """Time all methods on prompt after prompt, and append a row of each to `options.results`."""
-    prompts = read_prompts(options.prompts)[: options.num_prompts]
-    prompts.sort(key=lambda prompt: -len(encode_one(pair.tokenizer, prompt)["input_ids"]))
+    prompts = prompts_for(pair, options.prompts)[0][: options.num_prompts]
+    prompts.sort(key=lambda prompt: -len(encode_prompt(prompt, pair.tokenizer)))
     size = options.batch_size
     encoded = [inputs_of(pair, prompts[start : start + size]) for start in range(0, len(prompts), size)]
     fields = ("max_new_tokens", "dtype", "seed", "batch_size")
@@ -198,7 +198,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_writable(options.results.parent, "the folder of --results")
     dtype = dtype_of(options.dtype)
     pair = load_pair(options.target, options.drafter, dtype=dtype, device=options.device)
-    options.prompts, _ = prompts_of(pair, options.prompts)
     options.results.write_text("")
     methods = {name: how for name, how in methods_of(pair).items() if name not in options.without}
     measure(pair, methods, options)

@@ -22,6 +22,8 @@ from hf_domino.methods.backbone import ZeroLinear
 
 HEAD_NORMS = {"self_attn.q_norm": "self_attn.q_proj", "self_attn.k_norm": "self_attn.k_proj"}
 *_, DOWN = MLP = "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"
+# Qwen2 adds a bias to queries, keys and values. A drafter has none, and its norms change queries and keys anyway.
+MAY_HAVE_BIAS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 # Scale of `fc`'s random weights, to which an identity for the last captured layer is added: with them, `fc` can learn
 # from all captured layers.
 REST = 0.05
@@ -35,7 +37,8 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
 
     `fc` passes on the last captured layer, and the norm behind it is the input norm of the first copied layer. A
     drafter normalises queries and keys, but few targets do. If the target does not, these norms get the size that the
-    target's queries and keys have over a text. Narrower MLPs get the neurons that add most over that text.
+    target's queries and keys have over a text. Biases of queries, keys and values are left out. Narrower MLPs get the
+    neurons that add most over that text.
 
     Args:
         drafter (`DominoDraftModel`): The new drafter, which is changed in place.
@@ -75,7 +78,8 @@ def start_from_target(drafter: DominoDraftModel, target: PreTrainedModel, input_
     for (own, layer), hidden in zip(pairs, read, strict=True):  # [1, T, H]
         for name, projection in HEAD_NORMS.items():
             if name not in dict(layer.named_modules()):
-                heads = layer.get_submodule(projection)(layer.input_layernorm(hidden)).float()
+                weight: Any = layer.get_submodule(projection).weight
+                heads = nn.functional.linear(layer.input_layernorm(hidden), weight).float()
                 own.get_submodule(name).weight.fill_(heads.square().mean().sqrt().item())
 
 
@@ -123,6 +127,8 @@ def _take(own: Any, other: Any, name: str, kept: tuple[int, torch.Tensor] | None
         own.weight.copy_(part)
         probe = torch.linspace(-1, 2, weight.shape[-1], device=weight.device).to(weight.dtype)
         made = other(probe)
+        if name in MAY_HAVE_BIAS and getattr(other, "bias", None) is not None:
+            made = made - other.bias
         if kept is None:
             expected = own(probe.to(own.weight))
         else:

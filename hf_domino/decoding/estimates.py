@@ -18,6 +18,10 @@ NOMINAL_LOOKUP = 1.1
 NOMINAL_PROPOSAL = 0.03
 # The standard error of the logarithm of these costs. All arms share it, because machines differ by factors of 1.5.
 PRIOR_ERROR = 0.4
+# The standard error of how fast that logarithm grows with the logarithm of the number of proposals. Machines differ in
+# it, too, so rounds of two widths also tell what a third one costs. It is counted from MIDDLE_WIDTH on.
+SLOPE_ERROR = 0.2
+MIDDLE_WIDTH = 8
 # Standard deviations of the logarithm of times, per round: the drift of the machine's pace, the drift of an arm's own
 # cost, and the noise.
 PACE_DRIFT = 0.05
@@ -105,8 +109,11 @@ class Costs:
         count = len(arms) + 1
         self._means: list[float] = [0.0] * count if like is None else [0.0, *like._means[1:]]
         self.num_readings = dict.fromkeys((STEP, *arms), 0)
+        widths = [MIDDLE_WIDTH if arm.is_lookup else arm.width for arm in arms]  # prompt lookup has no width of its own
+        slopes = [0.0, *(SLOPE_ERROR * math.log(width / MIDDLE_WIDTH) for width in widths)]
         self._covariance = [
-            [PRIOR_ERROR**2 + NOISE**2 * (row == column) for column in range(count)] for row in range(count)
+            [PRIOR_ERROR**2 + slopes[row] * slopes[column] + NOISE**2 * (row == column) for column in range(count)]
+            for row in range(count)
         ]
         self._covariance[0] = [100.0] + [0.0] * (count - 1)
         for row in self._covariance[1:]:

@@ -28,7 +28,7 @@ BRANCHING = 6
 
 
 def grow(branches: DraftBranches, num_nodes: int, least_chance: float = 0.0, ends: torch.Tensor | None = None) -> Tree:
-    """Grow trees of the most likely nodes, at least one, with their chances.
+    """Grow trees of the most likely nodes, with their chances.
 
     On a CPU, the host reads the chances of the children at each depth. It stops extending branches whose chance is too
     small for the N best nodes of their sequence, or below `least_chance`. On other devices, nothing is copied to the
@@ -70,7 +70,7 @@ def grow(branches: DraftBranches, num_nodes: int, least_chance: float = 0.0, end
         places = torch.arange(num_found, num_found + width, device=device).expand(num_rows, -1)
         num_found += values.shape[1]
         values = values[:, :width].masked_fill(torch.isin(tokens, ends), 0.0)  # nothing grows after a text's end
-    return _best_of(found, num_nodes, least_chance, is_read)
+    return _best_of(found, num_nodes, least_chance, is_read, branches.min_nodes)
 
 
 def _worthwhile(values: torch.Tensor, best: list[list[float]], num_nodes: int, least_chance: float) -> int:
@@ -83,13 +83,17 @@ def _worthwhile(values: torch.Tensor, best: list[list[float]], num_nodes: int, l
     return width
 
 
-def _best_of(found: list[tuple[torch.Tensor, ...]], num_nodes: int, least_chance: float, is_read: bool) -> Tree:
+def _best_of(
+    found: list[tuple[torch.Tensor, ...]], num_nodes: int, least_chance: float, is_read: bool, min_nodes: int
+) -> Tree:
     """Make a tree of the most likely nodes of all depths."""
     all_values, tokens, parents = (torch.cat(pieces, dim=1) for pieces in zip(*found, strict=True))
     values, order = all_values.sort(dim=1, descending=True, stable=True)
     count = min(num_nodes, values.shape[1])
     if is_read:  # drop nodes without a chance: they can be children of a missing branch, or duplicates
-        count = max(int((values[:, :count].mean(dim=0) > least_chance).sum()), 1)
+        count = max(int((values[:, :count].mean(dim=0) > least_chance).sum()), min_nodes)
+        if not count:
+            return Tree(tokens[:, :0])
     # The stable sort keeps the earlier one of two equal nodes, so a parent is never missing.
     kept = order[:, :count].sort(dim=1).values  # [B, N]
     tokens = tokens.gather(1, kept)

@@ -207,6 +207,7 @@ class Generation:
         plan = self._plan(prefixes)
         noise = self._noise(plan.length)
         proposals = self.generator.propose(plan, prefixes, noise)
+        plan = plan.followed_with(proposals.num_nodes)
         with self.executor.timer.phase("verify"):
             logits, captured = self.runner.forward_block(prefixes.last(), proposals)
             if self.is_stepwise:

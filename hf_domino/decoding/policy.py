@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -122,10 +122,17 @@ class Policy:
         tree_size (`int` or `str`, *optional*): Maximum number of nodes of a tree; every drafted round then proposes a
             tree. With `"adaptive"`, the policy chooses between chains and trees. It only uses chains with None, or if
             the target cannot verify trees.
+        smaller_trees (`Sequence[int]`, *optional*): Smaller sizes of trees that the policy can also choose, ascending.
         is_full (`bool`, *optional*, defaults to `False`): Whether to always draft full blocks, or trees of full depth.
     """
 
-    def __init__(self, most: int, tree_size: int | str | None = None, is_full: bool = False):
+    def __init__(
+        self,
+        most: int,
+        tree_size: int | str | None = None,
+        smaller_trees: Sequence[int] = (),
+        is_full: bool = False,
+    ):
         self._is_full = is_full
         self._is_optional = isinstance(tree_size, str)
         size = ADAPTIVE_SIZE if isinstance(tree_size, str) else tree_size
@@ -133,9 +140,16 @@ class Policy:
         self._chains = [self._full_chain]
         if not is_full:
             self._chains = [*(Arm(n) for n in SHORT_CHAINS if n < most), self._full_chain]
-        self._trees = [] if size is None else [Arm(most, size)]
-        self._acceptance = Acceptance(most)
-        self._branching = Acceptance(most, self._acceptance.rates if self._is_optional else None)
+        self._trees = list[Arm]()
+        if size is not None:
+            self._trees = [*(Arm(most, n) for n in smaller_trees if n < size), Arm(most, size)]
+        self._acceptance = Acceptance(most)  # of chains
+        self._branching = dict[Arm, Acceptance]()
+        # A tree is first assumed to be accepted like the next smaller one, and the smallest like a chain.
+        guesses = self._acceptance.rates if self._is_optional else None
+        for tree in self._trees:
+            self._branching[tree] = Acceptance(most, guesses)
+            guesses = self._branching[tree].rates
         self._by_batch_size: dict[int, _Estimates] = {}
         self._is_first = True  # until the first drafted round of a call, which takes longer: it stores the prompt too
 
@@ -195,13 +209,13 @@ class Policy:
         if arm is STEP:
             estimates.rounds_since_step = 0
         is_trusted = estimates.value(arm) > 1
-        self._acceptance.forget()
-        self._branching.forget()
+        for acceptance in (self._acceptance, *self._branching.values()):
+            acceptance.forget()
         if arm.is_drafted:
             for count in outcome.num_emitted:
                 self._acceptance_of(arm).observe(range(outcome.plan.length), count - 1)
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
-        if not self._is_full and is_typical:
+        if not self._is_full and is_typical and outcome.plan.is_timed:
             estimates.costs.observe(arm, num_proposals, seconds)
         cost = estimates.costs.of(arm, num_proposals)
         estimates.budget += BUDGET_SHARE * cost
@@ -224,10 +238,8 @@ class Policy:
         return self._trees
 
     def _acceptance_of(self, arm: Arm) -> Acceptance:
-        """The acceptance estimates of an arm; chains and trees have separate ones."""
-        if arm.tree_size is None:
-            return self._acceptance
-        return self._branching
+        """The acceptance estimates of an arm; chains share theirs, and each size of trees has its own."""
+        return self._branching.get(arm, self._acceptance)
 
     def _estimates_of(self, num_rows: int) -> _Estimates:
         if num_rows not in self._by_batch_size:
@@ -286,6 +298,8 @@ def policy_for(
         _learnt.by_drafter = weakref.WeakKeyDictionary()
     policies = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
     # Rounds of fixed shape have different costs, so they have a policy of their own.
-    policy = policies.setdefault((most, do_sample, size, is_static), Policy(most, size))
+    # On other devices, the time of a round hardly depends on the size of its tree.
+    smaller = config.smaller_trees if drafter.device.type == "cpu" else ()
+    policy = policies.setdefault((most, do_sample, size, is_static), Policy(most, size, smaller))
     policy.begin_call()
     return policy

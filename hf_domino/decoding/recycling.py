@@ -41,6 +41,8 @@ class RecyclingSession(DraftSession):
 class SuccessorBranches(DraftBranches):
     """Branches whose candidates are the successors that the target last found most likely after their last tokens."""
 
+    min_nodes = 0  # drafting costs next to nothing, and after a token that was never seen there is nothing to propose
+
     def candidates(self, depth: int) -> Candidates:
         """Return the candidates for the next token. Of all logits processors, only temperatures affect their scores."""
         if depth:

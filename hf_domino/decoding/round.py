@@ -64,6 +64,13 @@ class Plan:
     pause: Pause | None = None  # the pause of drafting that this round belongs to
     is_comparison: bool = False  # whether this is a plain decode step that only measures its own time
     least_chance: float = 0.0  # leave out nodes of a tree that are less likely to be accepted than this
+    is_timed: bool = True  # whether the time of the round is that of its arm
+
+    def followed_with(self, num_proposals: int) -> Plan:
+        """The plan that a round has followed: without proposals, it was a plain decode step."""
+        if self.length and not num_proposals:
+            return Plan(STEP, 0, is_timed=False)
+        return self
 
 
 @dataclass(frozen=True)

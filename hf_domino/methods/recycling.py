@@ -32,6 +32,7 @@ class RecyclingConfig(DominoConfig):
 
     title = "token recycling"
     learns_while_drafting = True
+    smaller_trees = (4, 8, 16)
     defaults = {"block_size": 8, "num_hidden_layers": 1, "draft_tree_size": 32}
     fixed = {"num_hidden_layers": 1, "shift_label": True, "pure_draft_prefix_len": 0} | dict.fromkeys(
         ("draft_vocab_size", "draft_window_size")
@@ -82,8 +83,8 @@ def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
 
     Args:
         target (`PreTrainedModel`): The target, on its device.
-        fields: Fields of [`DominoConfig`], such as `draft_tree_size` (defaults to 32 nodes) or `block_size` (defaults
-            to paths of 8 tokens).
+        fields: Fields of [`DominoConfig`], such as `draft_tree_size`, the most nodes of a tree (defaults to 32; rounds
+            also choose 4, 8 or 16), or `block_size` (defaults to paths of 8 tokens).
 
     Raises:
         ValueError: If the target is not a model, or a field is unknown or out of range.

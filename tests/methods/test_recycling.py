@@ -79,6 +79,8 @@ def test_a_tree_is_the_likeliest_paths_of_the_table(wide, drafter, monkeypatch, 
     assert trees.stats.chain is None
     noise, num_compared = noise_of(1, wide.config.vocab_size), 0
     for (_, text, paths, alpha), (successors, scores) in zip(rounds, tables, strict=True):
+        if not paths:  # no successor has been seen
+            continue
         step = len(text) - len(PROMPTS[0])
         divisor, found = TEMPERATURE if do_sample else 1.0, {}
         for path, chance in paths.items():
@@ -103,3 +105,20 @@ def test_a_tree_is_the_likeliest_paths_of_the_table(wide, drafter, monkeypatch, 
         if len(paths) == 5:
             assert max(left_out) <= min(found.values()) + 1e-9
     assert num_compared > 20
+
+
+def test_nothing_is_proposed_before_a_token_has_been_seen(wide, rounds):
+    drafter = hf_domino.recycling(wide).double()
+    ids, options = calls(1)
+    assert torch.equal(generate(wide, drafter, ids, **options), generate(wide, None, ids, **options))
+    stats = drafter.stats
+    assert stats.proposed[0][0] == 0, "the table is empty in the first round"
+    assert max(stats.proposed[0]) <= 32
+
+
+def test_sizes_of_trees_are_chosen_up_to_the_wanted_one(wide):
+    ids, options = calls(1)
+    drafter = hf_domino.recycling(wide, draft_tree_size=8).double()
+    for _ in range(3):
+        generate(wide, drafter, ids, **options)
+    assert 0 < max(drafter.stats.proposed[0]) <= 8

@@ -94,9 +94,7 @@ class RoundPrinter(BaseStreamer):
 
     def _round(self) -> tuple[int | None, bool]:
         lengths = self.stats.rows[0] if self.stats is not None else []
-        # A round that is verified token by token is counted once it is over.
-        counted = [*lengths, max(len(self.tokens) - 1 - sum(lengths), 0) + 1]
-        return round_of(len(self.tokens) - 1, counted)
+        return round_of(len(self.tokens) - 1, lengths)
 
     def _print(self, piece: str, number: int | None, is_last: bool) -> None:
         self.text += piece

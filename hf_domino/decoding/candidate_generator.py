@@ -129,7 +129,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.distribution = distribution.without_state()
         self._do_sample = bool(generation_config.do_sample)
         self.policy = policy_for(
-            drafter, target_model, self.num_assistant_tokens, self._do_sample, self.executor.is_fixed
+            self, drafter, target_model, self.num_assistant_tokens, self._do_sample, self.executor.is_fixed
         )
         self.lookup = PromptLookup.of_call(generation_config, drafter.config)
         self._session = self._new_session()

@@ -260,6 +260,7 @@ class Generation:
         """Verify and commit a single sequence token by token."""
         # Each token is committed before the distribution of the next position is computed.
         branches = proposals.branches()
+        lengths = self.stats.rows[self.rows[0]]
         path = [0]
         while True:
             here = logits[:, path[-1] : path[-1] + 1]
@@ -267,8 +268,13 @@ class Generation:
             scores = self.distribution.scores(prefixes, here)
             token = take(scores, noise, len(path) - 1)
             value = int(token)
-            self.committed.commit(self.rows, token, [1], here, scores, [[value]])
             position = branches.get((path[-1], value))
+            # An accepted proposal is followed by another token of the round, unless the text ends with it.
+            count = len(path) + (position is not None)
+            if len(path) == 1:
+                self._counted(Outcome(plan, self.rows, proposals.num_nodes, [count]))
+            lengths[-1] = count
+            self.committed.commit(self.rows, token, [1], here, scores, [[value]])
             if position is None or not self.committed.unfinished:
                 break
             path.append(position)
@@ -276,8 +282,9 @@ class Generation:
             places = None
         else:
             places = torch.tensor([path])
-        count = [len(path)]
-        return self._counted(Outcome(plan, self.rows, proposals.num_nodes, count, count, places))
+        lengths[-1] = len(path)
+        emitted = [len(path)]
+        return Outcome(plan, self.rows, proposals.num_nodes, emitted, emitted, places)
 
     def _counted(self, outcome: Outcome) -> Outcome:
         """Add a round to the statistics before it is committed, because a streamer may read them during the commit."""

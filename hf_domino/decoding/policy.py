@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
@@ -252,7 +252,11 @@ class Policy:
         return self._by_batch_size[num_rows]
 
 
-_learnt = threading.local()
+# For each drafter and target, the policies that no call uses at the moment, by the settings that they are for.
+_Idle = dict[Hashable, list[Policy]]
+_idle: weakref.WeakKeyDictionary[DominoDraftModel, weakref.WeakKeyDictionary[nn.Module, _Idle]]
+_idle = weakref.WeakKeyDictionary()
+_lock = threading.Lock()
 
 
 def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: GenerationConfig) -> int:
@@ -274,11 +278,15 @@ def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: Generat
 
 
 def policy_for(
-    drafter: DominoDraftModel, target: nn.Module, most: int, do_sample: bool, is_static: bool = False
+    call: object, drafter: DominoDraftModel, target: nn.Module, most: int, do_sample: bool, is_static: bool = False
 ) -> Policy:
-    """The policy for a call of `generate`, with what this thread has learnt in earlier calls with the same settings.
+    """The policy for a call of `generate`, with what earlier calls with the same settings have learnt.
+
+    Calls that run at the same time never share a policy, because each of them changes its own.
 
     Args:
+        call (`object`): Uses the policy. Once it is no longer referenced, a later call of any thread can take the
+            policy.
         drafter ([`DominoDraftModel`]): The drafter. With `draft_length="full"`, its policy only drafts full blocks.
         target (`nn.Module`): The target.
         most (`int`): Maximum number of proposals on a path.
@@ -294,12 +302,14 @@ def policy_for(
         size = config.fixed_tree_size
     if is_full:
         return Policy(most, size, is_full=True)
-    if not hasattr(_learnt, "by_drafter"):
-        _learnt.by_drafter = weakref.WeakKeyDictionary()
-    policies = _learnt.by_drafter.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
-    # Rounds of fixed shape have different costs, so they have a policy of their own.
     # On other devices, the time of a round hardly depends on the size of its tree.
     smaller = config.smaller_trees if drafter.device.type == "cpu" else ()
-    policy = policies.setdefault((most, do_sample, size, is_static), Policy(most, size, smaller))
+    with _lock:
+        of_pair = _idle.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
+        # Rounds of fixed shape have different costs, so they have a policy of their own.
+        idle = of_pair.setdefault((most, do_sample, size, is_static), [])
+        policy = idle.pop() if idle else Policy(most, size, smaller)
+    # Not at the end of the loop, because in Transformers' own loop nothing tells a candidate generator that it is over.
+    weakref.finalize(call, idle.append, policy).atexit = False
     policy.begin_call()
     return policy

@@ -62,7 +62,11 @@ def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
     target = runner.target.model
     key = (attention, rounded_to(target), target.training)  # in training mode, dropout makes the logits differ
     if key not in known:
-        known[key] = _test_tree(target)
+        try:
+            known[key] = _test_tree(target)
+        except Exception as error:  # a target can raise anything for such inputs
+            # This is not kept, because the next call may have what was lacking, such as memory.
+            return f"the target does not take trees: {type(error).__name__}: {error}"
     return known[key]
 
 
@@ -77,14 +81,11 @@ def _test_tree(target: PreTrainedModel) -> str | None:
     order = [1, 6, 2, 6, 3, 6, 4, 5]
     parents = [0, 0, 2, 2, 4, 4, 6]
     tree = Tree(chain[:, order[1:]], torch.tensor([parents], device=device))
-    try:
-        expected = target(input_ids=chain, position_ids=positions, use_cache=False).logits[:, 1:6]
-        cache = DynamicCache(config=target.config)
-        target(input_ids=chain[:, :1], position_ids=positions[:, :1], **{CACHE: cache}, use_cache=True)
-        inputs = {"input_ids": chain[:, order], "position_ids": positions[:, 1:], CACHE: cache}
-        logits = target(**tree_inputs(tree.depths, tree.sees, inputs, target), use_cache=True).logits
-    except Exception as error:  # a target can raise anything for such inputs
-        return f"the target does not take trees: {type(error).__name__}: {error}"
+    expected = target(input_ids=chain, position_ids=positions, use_cache=False).logits[:, 1:6]
+    cache = DynamicCache(config=target.config)
+    target(input_ids=chain[:, :1], position_ids=positions[:, :1], **{CACHE: cache}, use_cache=True)
+    inputs = {"input_ids": chain[:, order], "position_ids": positions[:, 1:], CACHE: cache}
+    logits = target(**tree_inputs(tree.depths, tree.sees, inputs, target), use_cache=True).logits
     right = [place for place, index in enumerate(order) if index != 6]
     difference = distance(logits[0, right][1:], expected[0, 1:])
     if not difference <= TOLERANCE.get(rounded_to(target), 0.0):

@@ -180,6 +180,21 @@ def _cannot_merge(field: str, error: Exception) -> ValueError:
     return invalid_argument(field, "one that PEFT can merge into its drafter", reason, AGAIN)
 
 
+def trace_of_files(folder: Path) -> tuple:
+    """Return a value that changes when a file of a drafter or adapter in a folder is replaced; empty without files.
+
+    For an adapter, it also covers the drafter that the adapter belongs to, if that is in a folder.
+    """
+    paths = sorted({path for pattern in (*WHOLE_FILES, *ADAPTER_FILES) for path in folder.glob(pattern)})
+    states = [(path, path.stat()) for path in paths]
+    trace = tuple((path, state.st_mtime_ns, state.st_size, state.st_ino) for path, state in states)
+    if folder / ADAPTER_CONFIG in paths and folder / CONFIG not in paths:
+        base = read_object(folder / ADAPTER_CONFIG).get(BASE)
+        if isinstance(base, str) and base and Path(base).is_dir() and not Path(base).samefile(folder):
+            trace += trace_of_files(Path(base).absolute())
+    return trace
+
+
 def finish_saving(folder: str | os.PathLike, config: DominoConfig, is_adapter: bool) -> None:
     """Write an adapter's target beside it, and delete files that an earlier training in the other form left behind.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,10 +23,10 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument, invalid_field
 from hf_domino._common.notices import logger, notice
 from hf_domino.decoding.loop import assisted_decoding
-from hf_domino.formats.adapters import drafter_config, stored_config
+from hf_domino.formats.adapters import drafter_config, stored_config, trace_of_files
 from hf_domino.formats.dflash_config import MUSE_GLIMMER
 from hf_domino.formats.registry import format_of
-from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, check_is_target, check_source
+from hf_domino.formats.source import check_is_target, check_source
 from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.methods import DominoDraftModel
@@ -33,7 +34,9 @@ from hf_domino.target.compatibility import check_target, fitting_drafter, unwrap
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
 
-_named: WeakKeyDictionary[PreTrainedModel, dict[tuple, DominoDraftModel]] = WeakKeyDictionary()
+# The drafters that calls have named, by their place, each with the state of its files and of its target then.
+_named: WeakKeyDictionary[PreTrainedModel, dict[tuple, tuple[tuple, DominoDraftModel]]] = WeakKeyDictionary()
+_naming = threading.Lock()
 
 
 def check_call(
@@ -133,11 +136,11 @@ def decode_by_default(
 ) -> Any:
     """Decode a prepared call with the default drafter, or with the original method if it cannot be drafted."""
     config = kwargs.get("generation_config")
-    drafted = kwargs | {"assistant_model": default.drafter}
-    # `generate` passes the configuration by keyword; without one, somebody drives this loop directly. With
+    # `generate` passes everything but the ids by keyword; otherwise, somebody drives this loop directly. With
     # `is_assistant`, the target is itself drafting for another model.
-    if config is None or getattr(config, "is_assistant", False):
+    if args or config is None or getattr(config, "is_assistant", False):
         return original(target, input_ids, *args, **kwargs)
+    drafted = kwargs | {"assistant_model": default.drafter}
     try:
         check_call(target, config.get_generation_mode(default.drafter), config, drafted)
         check_prepared(target, default.drafter, input_ids, kwargs)
@@ -181,15 +184,24 @@ def pipeline_drafter(target: PreTrainedModel, assistant: Any, **download: Any) -
 
 
 def named(target: PreTrainedModel, name: Any, **download: Any) -> DominoDraftModel:
-    """Return the drafter with a folder or Hub name, on the target's device and in its dtype, loaded once per target."""
-    loaded = _named.setdefault(target, {})
-    files = [Path(name).absolute() / file for file in (CONFIG, ADAPTER_CONFIG)]
-    saved = tuple((file, file.stat().st_mtime_ns) for file in files if file.is_file()) or os.fspath(name)
-    key = (saved, target.dtype, input_device(target), download.get("revision"), download.get("subfolder"))
-    if key not in loaded:
-        found = pipeline_drafter(target, name, **download)
-        if found is None:
-            remedy = "A model of another kind must be loaded first."
-            raise invalid_argument("the name of a drafter", "that of a folder or on the Hub", os.fspath(name), remedy)
-        loaded[key] = found
-    return loaded[key]
+    """Return the drafter with a folder or Hub name, on the target's device and in its dtype, loaded once per target.
+
+    It is loaded again, in place of the one before, when a file in the folder was replaced or the target has moved.
+    """
+    place = os.fspath(name)
+    files: tuple = ()
+    if Path(place).is_dir():
+        place = os.path.abspath(place)
+        files = trace_of_files(Path(place, download.get("subfolder") or ""))
+    state = (files, target.dtype, input_device(target))
+    with _naming:  # threads that begin together load it once
+        loaded = _named.setdefault(target, {})
+        key = (place, download.get("revision"), download.get("subfolder"))
+        if key not in loaded or loaded[key][0] != state:
+            loaded.pop(key, None)  # frees its memory before the next one is loaded
+            found = pipeline_drafter(target, name, **download)
+            if found is None:
+                remedy = "A model of another kind must be loaded first."
+                raise invalid_argument("the name of a drafter", "that of a folder or on the Hub", place, remedy)
+            loaded[key] = (state, found)
+        return loaded[key][1]

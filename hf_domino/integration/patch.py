@@ -13,6 +13,7 @@ first needs it.
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import sys
 import warnings
@@ -81,13 +82,16 @@ def _wrap_validation(original: Callable) -> Callable:
 
 
 def _wrap_decoding(original: Callable) -> Callable:
+    names = list(inspect.signature(original).parameters)[1:]
+
     def decoding(self, *args, **kwargs):
-        assistant = kwargs.get("assistant_model")
+        by_name = dict(zip(names, args, strict=False)) | kwargs
+        assistant = by_name.get("assistant_model")
         if assistant is None and (default := default_of(self)) is not None:
             return _assisted_call().decode_by_default(default, original, self, *args, **kwargs)
         if _drafter_of(assistant) is None:
             return original(self, *args, **kwargs)
-        return _assisted_call().decode(self, *args, **kwargs)
+        return _assisted_call().decode(self, **by_name)
 
     return decoding
 

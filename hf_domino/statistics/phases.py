@@ -54,9 +54,11 @@ class PhaseTimer:
         outer = self._open[-1] if self._open else None
         start = self._mark()
         self._open.append(name)
-        yield
-        self._open.pop()
-        self._marks.append((name, outer, start, self._mark()))
+        try:
+            yield
+        finally:
+            self._open.pop()
+            self._marks.append((name, outer, start, self._mark()))
 
     def reset(self) -> None:
         """Discard everything marked so far, such as the prefill."""

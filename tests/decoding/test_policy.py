@@ -6,6 +6,7 @@ import itertools
 import math
 import random
 import statistics
+import threading
 
 import pytest
 import torch
@@ -345,17 +346,70 @@ def test_copies_cost_what_they_are_measured_to_cost():
 
 def test_knowledge_is_kept_between_calls_that_choose_alike(tiny_qwen3, tiny_drafter):
     tiny_drafter.config.draft_length = "adaptive"
-    policy = policy_for(tiny_drafter, tiny_qwen3, 5, False)
-    assert policy_for(tiny_drafter, tiny_qwen3, 5, False) is policy
-    assert policy_for(tiny_drafter, tiny_qwen3, 3, False) is not policy  # shorter blocks cost less
-    assert policy_for(tiny_drafter, tiny_qwen3, 5, False, is_static=True) is not policy
-    sampling = policy_for(tiny_drafter, tiny_qwen3, 5, True)
-    assert policy_for(tiny_drafter, tiny_qwen3, 5, True) is sampling is not policy
+
+    def policy_of_a_call(*settings, call=None, **options):
+        return policy_for(call or Call(), tiny_drafter, tiny_qwen3, *settings, **options)
+
+    policy = policy_of_a_call(5, False)
+    assert policy_of_a_call(5, False) is policy
+    assert policy_of_a_call(3, False) is not policy  # shorter blocks cost less
+    assert policy_of_a_call(5, False, is_static=True) is not policy
+    sampling = policy_of_a_call(5, True)
+    assert policy_of_a_call(5, True) is sampling is not policy
+    running = Call()
+    assert policy_of_a_call(5, False, call=running) is policy
+    assert policy_of_a_call(5, False) is not policy  # the first call has not ended
+    del running
+    assert policy_of_a_call(5, False) is policy
+
+
+class Call:
+    """Stands for the loop of a call, which uses a policy as long as it exists."""
+
+
+def rounds_of_calls(target, drafter, in_thread):
+    """What the rounds of three calls propose, each in a thread of its own or all in this one."""
+    rounds = []
+
+    def generate():
+        with torch.random.fork_rng():
+            target.generate(torch.arange(5, 12)[None], assistant_model=drafter, do_sample=False, max_new_tokens=40)
+        rounds.append(drafter.stats.proposed[0])
+
+    for _ in range(3):
+        if in_thread:
+            thread = threading.Thread(target=generate)
+            thread.start()
+            thread.join()
+        else:
+            generate()
+    return rounds
+
+
+def test_a_thread_for_each_call_learns_as_one_thread_does(target, make_drafter, forward_clock):
+    """As programs stream, with `TextIteratorStreamer`: what a call has learnt of a drafter is not lost."""
+    fields = {"draft_length": "adaptive", "draft_tree_size": None}
+    together = rounds_of_calls(target, make_drafter(target, **fields), in_thread=False)
+    assert together[0] != together[2]  # which goes by what was learnt
+    assert rounds_of_calls(target, make_drafter(target, **fields), in_thread=True) == together
+
+
+def test_a_call_that_fails_gives_back_what_was_learnt(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3, draft_length="adaptive")
+    first = policy_for(Call(), drafter, tiny_qwen3, drafter.config.num_draft_tokens, False)
+
+    def fail(*args):
+        raise ValueError
+
+    options = {"assistant_model": drafter, "do_sample": False, "max_new_tokens": 9}
+    with pytest.raises(ValueError):
+        tiny_qwen3.generate(torch.arange(5, 12)[None], prefix_allowed_tokens_fn=fail, **options)
+    assert policy_for(Call(), drafter, tiny_qwen3, drafter.config.num_draft_tokens, False) is first
 
 
 def test_trees_are_chosen_where_nothing_else_was_asked_for(tiny_qwen3, make_drafter):
     def sizes(is_static=False, may_branch=True, **fields):
-        policy = policy_for(make_drafter(tiny_qwen3, **fields), tiny_qwen3, MOST, False, is_static)
+        policy = policy_for(Call(), make_drafter(tiny_qwen3, **fields), tiny_qwen3, MOST, False, is_static)
         cost = lambda plan: 1.8 if plan.length else 1.0  # noqa: E731
         plans = [played(policy, 5, cost, may_branch=lambda: may_branch)[0] for _ in range(200)]
         return {plan.arm.tree_size for plan in plans if plan.length}

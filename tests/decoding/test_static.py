@@ -334,6 +334,34 @@ def test_a_stage_that_cannot_be_captured_is_launched(target, make_drafter, monke
     assert recorded[0].num_captured == 3
 
 
+def test_a_capture_that_runs_out_of_memory_is_tried_again(target, make_drafter, monkeypatch, recorded):
+    drafter, capture, failed = make_drafter(target), RecordedGraphs.capture, []
+
+    def failing(self, stage, inputs):
+        if len(failed) < 3:
+            failed.append(1)
+            raise torch.OutOfMemoryError("out of memory")
+        return capture(self, stage, inputs)
+
+    monkeypatch.setattr(RecordedGraphs, "capture", failing)
+    assert_equal_to_plain(target, drafter)
+    assert recorded[0].num_captured == 4
+
+
+def test_a_new_temperature_leaves_the_graphs_of_the_models(tiny_qwen3, make_drafter, monkeypatch, recorded):
+    """Those that are used in every call are kept; those of the oldest temperature are dropped."""
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 8)
+    drafter, counts = make_drafter(tiny_qwen3), []
+    for index in range(8):
+        options = {"do_sample": True, "temperature": 0.5 + index / 20, "max_new_tokens": 8}
+        tiny_qwen3.generate(PROMPT, assistant_model=drafter, **options, **STATIC)
+        counts.append(recorded[0].num_captured)
+    new = {after - before for before, after in itertools.pairwise(counts)}
+    assert len(new) == 1  # how many depend on the temperature
+    assert new.pop() < counts[0]
+    assert recorded[0].num_kept == 8
+
+
 def test_graphs_are_bounded(tiny_qwen3, make_drafter, monkeypatch, recorded):
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 6)
     drafter = make_drafter(tiny_qwen3)

@@ -305,3 +305,18 @@ def test_a_device_that_prefers_it_runs_in_fixed_shape_by_default(target, make_dr
     target.generate(ids, assistant_model=drafter, cache_implementation="dynamic", **GREEDY)
     assert drafter.stats.why_growing is None
     assert len(recorded) == made
+
+
+def test_a_batch_is_tried_again_after_memory_ran_out(make_drafter):
+    target, failures = build("Qwen2"), [torch.OutOfMemoryError("out of memory")]
+
+    def fail_once(module, args, kwargs):
+        if kwargs.get("use_cache") is False and failures:  # generation has a cache, so this is the trial
+            raise failures.pop()
+
+    target.register_forward_pre_hook(fail_once, with_kwargs=True)
+    drafter = make_drafter(target)
+    with pytest.raises(ValueError, match="OutOfMemoryError: out of memory"):
+        both(target, drafter, 3, **GREEDY)
+    plain, drafted = both(target, drafter, 3, **GREEDY)
+    assert drafted == plain

@@ -278,3 +278,30 @@ def test_a_loop_that_is_driven_by_hand_is_the_targets_own(target, attached):
 
     target.generate(PROMPT, custom_generate=decode, **OPTIONS)
     assert attached.num_drafted == 0
+
+
+@pytest.mark.parametrize("num_by_position", [1, 2, 3])
+def test_a_loop_that_is_driven_with_arguments_by_position_is_the_targets_own(target, attached, num_by_position):
+    """Whichever of them are given by name."""
+
+    def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        given = {"logits_processor": logits_processor, "stopping_criteria": stopping_criteria}
+        given |= {"generation_config": generation_config}
+        by_position = list(given.values())[:num_by_position]
+        by_name = dict(list(given.items())[num_by_position:])
+        return GenerationMixin._sample(model, input_ids, *by_position, **by_name, **kwargs)
+
+    with hf_domino.plain():
+        plain = target.generate(PROMPT, **OPTIONS)
+    assert torch.equal(target.generate(PROMPT, custom_generate=decode, **OPTIONS), plain)
+    assert attached.num_drafted == 0
+
+
+def test_an_assisted_loop_that_is_driven_by_position_drafts(target, drafter):
+    def decode(model, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        call = (model, input_ids, logits_processor, stopping_criteria, generation_config)
+        return GenerationMixin._assisted_decoding(*call, assistant_model=drafter, **kwargs)
+
+    plain = target.generate(PROMPT, **OPTIONS)
+    assert torch.equal(target.generate(PROMPT, custom_generate=decode, **OPTIONS), plain)
+    assert drafter.stats.num_new_tokens == OPTIONS["max_new_tokens"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
+import gc
 import importlib
 import inspect
 import shutil
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -218,11 +220,12 @@ def test_somebody_elses_patch_survives(uninstalled, monkeypatch):
 
 
 def test_missing_private_name(uninstalled, monkeypatch):
-    monkeypatch.delattr(GenerationMixin, "_sample")
-    with pytest.warns(UserWarning, match=r"needs _sample, which .* does not have.*custom_generate"):
-        hf_domino.install()
-    assert not hf_domino.is_installed()
-    assert not hasattr(GenerationMixin._assisted_decoding, "__wrapped__")
+    with monkeypatch.context() as patch:
+        patch.delattr(GenerationMixin, "_sample")
+        with pytest.warns(UserWarning, match=r"needs _sample, which .* does not have.*custom_generate"):
+            hf_domino.install()
+        assert not hf_domino.is_installed()
+        assert not hasattr(GenerationMixin._assisted_decoding, "__wrapped__")
 
 
 def test_auto_classes(tiny_drafter, tmp_path):
@@ -343,6 +346,78 @@ def test_a_folder_that_was_saved_anew_is_read_anew(tiny_qwen3, saved_pair, tmp_p
     for name in (str(folder), "drafter"):
         greedy(tiny_qwen3, assistant_model=name)
         assert len(loaded) == 1
+
+
+@pytest.fixture
+def drafts_of(tiny_qwen3):
+    """A function that returns the first proposals of a call whose drafter is named, and the number of rounds."""
+    target = copy.deepcopy(tiny_qwen3)
+
+    def call(name):
+        with proposed() as rounds:
+            assert torch.equal(greedy(target, assistant_model=str(name), max_new_tokens=6), text_of(tiny_qwen3)[:, :12])
+        return rounds[0]
+
+    return call
+
+
+def test_weights_that_were_replaced_alone_draft_from_then_on(make_drafter, tiny_qwen3, tmp_path, drafts_of):
+    """As a download or a copy of a training does it: config.json stays as it is."""
+    make_drafter(tiny_qwen3).save_pretrained(tmp_path)
+    before, weights = drafts_of(tmp_path), tmp_path / "model.safetensors"
+    other = make_drafter(tiny_qwen3)
+    torch.nn.init.normal_(other.layers[0].mlp.down_proj.weight, std=0.5)
+    other.save_pretrained(tmp_path / "other")
+    expected = drafts_of(tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").replace(weights)
+    assert drafts_of(tmp_path) == expected != before
+
+
+def test_an_adapter_is_read_anew_with_the_drafter_that_it_belongs_to(make_drafter, tiny_qwen3, tmp_path, drafts_of):
+    make_drafter(tiny_qwen3).save_pretrained(tmp_path / "drafter")
+    config = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+    get_peft_model(DominoDraftModel.from_pretrained(tmp_path / "drafter"), config).save_pretrained(tmp_path / "adapter")
+    before = drafts_of(tmp_path / "adapter")
+    other = make_drafter(tiny_qwen3)
+    torch.nn.init.normal_(other.layers[0].mlp.down_proj.weight, std=0.5)
+    other.save_pretrained(tmp_path / "drafter")
+    assert drafts_of(tmp_path / "adapter") != before
+
+
+def test_drafters_that_were_replaced_leave_memory(make_drafter, tiny_qwen3, tmp_path, monkeypatch):
+    """A folder is saved to again and again, as beside a training, and the target moves."""
+    loaded, load = [], DominoDraftModel.from_pretrained
+
+    def remember(*args, **kwargs):
+        drafter = load(*args, **kwargs)
+        loaded.append(weakref.ref(drafter))
+        return drafter
+
+    monkeypatch.setattr(DominoDraftModel, "from_pretrained", remember)
+    target = copy.deepcopy(tiny_qwen3)
+    for dtype in (torch.float32, torch.float32, torch.float64):
+        make_drafter(tiny_qwen3).save_pretrained(tmp_path)
+        greedy(target.to(dtype), assistant_model=str(tmp_path), max_new_tokens=4)
+    gc.collect()
+    assert len(loaded) == 3
+    assert [reference() is None for reference in loaded] == [True, True, False]
+
+
+def test_threads_that_begin_together_load_a_named_drafter_once(tiny_qwen3, saved_pair, monkeypatch):
+    loaded, load, ready = [], DominoDraftModel.from_pretrained, threading.Barrier(4)
+    monkeypatch.setattr(
+        DominoDraftModel, "from_pretrained", lambda *args, **kwargs: loaded.append(1) or load(*args, **kwargs)
+    )
+    target = copy.deepcopy(tiny_qwen3)
+
+    def work():
+        ready.wait(60)
+        greedy(target, assistant_model=str(saved_pair[1]), max_new_tokens=4)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [thread.start() for thread in threads]
+    [thread.join() for thread in threads]
+    assert len(loaded) == 1
 
 
 def test_a_name_of_no_drafter(tiny_qwen3, saved_pair, tmp_path):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -16,8 +17,9 @@ from transformers import (
 )
 
 import hf_domino
+from hf_domino.cli.streaming import round_of
 from hf_domino.data.writers import cut_at_end
-from hf_domino.decoding import candidate_generator
+from hf_domino.decoding import candidate_generator, loop
 from hf_domino.decoding.estimates import Costs
 from hf_domino.decoding.policy import Policy
 from hf_domino.statistics.phases import PHASES, PhaseTimer
@@ -33,6 +35,17 @@ def test_a_phase_inside_another_counts_once(monkeypatch):
     with timer.phase("rest"), timer.phase("verify"), timer.phase("target_forward"):
         pass
     assert timer.seconds() == {"draft": 0, "correction": 0, "target_forward": 5, "verify": 3, "rest": 11}
+
+
+def test_phases_that_an_error_ends_are_over():
+    timer = PhaseTimer(enabled=True)
+    with pytest.raises(KeyError), timer.phase("verify"), timer.phase("target_forward"):
+        raise KeyError
+    with timer.phase("draft"):
+        time.sleep(0.001)
+    seconds = timer.seconds()
+    assert seconds["draft"] >= 0.001
+    assert 0 < seconds["verify"] + seconds["target_forward"] < 1  # no time was taken from them
 
 
 def test_what_is_reset_is_forgotten():
@@ -173,6 +186,32 @@ def in_thread(function):
     thread = threading.Thread(target=function)
     thread.start()
     return thread
+
+
+@pytest.mark.parametrize("name", ["greedy", "stateful", "large vocabulary", "copied"])
+def test_a_streamer_sees_the_round_of_each_token(tiny_qwen3, make_drafter, monkeypatch, name):
+    """Also if tokens are committed one by one: the token's round is counted, and its end is known."""
+    options = {"stateful": CALLS["stateful"], "copied": {"prompt_lookup_num_tokens": 4}}.get(name, {})
+    if name == "large vocabulary":
+        monkeypatch.setattr(loop, "STEPWISE_VOCABULARY", 1)
+    drafter, seen = make_drafter(tiny_qwen3), []
+
+    class Watching:
+        stats = None
+
+        def put(self, value):
+            if self.stats is not None:  # the prompt comes before
+                seen.append(list(self.stats.rows[0]))
+
+        def end(self): ...
+
+    options |= {"max_new_tokens": 40, "do_sample": False, "eos_token_id": -1}
+    with oracle(tiny_qwen3, PROMPT, 0.7, **options):
+        tiny_qwen3.generate(PROMPT, assistant_model=drafter, streamer=Watching(), **options)
+    final = drafter.stats.rows[0]
+    assert 1 < drafter.stats.tokens_per_forward < drafter.config.num_draft_tokens
+    for position, lengths in list(enumerate(seen))[: -final[-1]]:  # the last round is cut where the text ends
+        assert round_of(position, lengths) == round_of(position, final)
 
 
 def test_a_streamed_call_has_its_statistics_on_the_streamer(tiny_qwen3, make_drafter):

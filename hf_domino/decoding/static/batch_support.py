@@ -38,7 +38,8 @@ def why_no_batches(target: PreTrainedModel, like: Cache) -> str | None:
         try:
             known[key] = _try(target, like)
         except Exception as error:  # a target may raise anything on such inputs
-            known[key] = f"the target does not take such a batch: {type(error).__name__}: {error}"
+            # This is not kept, because the next call may have what was lacking, such as memory.
+            return f"the target does not take such a batch: {type(error).__name__}: {error}"
     return known[key]
 
 

@@ -104,6 +104,14 @@ def _run(stage: Stage, *inputs: torch.Tensor) -> Any:
     return stage(*inputs)
 
 
+def _used(kept: dict[Hashable, Any], key: Hashable, most: int) -> Any:
+    """Return an entry that is used now, and drop the one that has been unused for longest if there are too many."""
+    kept[key] = entry = kept.pop(key)
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+    return entry
+
+
 class StageGraphs:
     """Runs stages; on a CUDA device, each of them as a graph that is captured at its first use.
 
@@ -144,14 +152,14 @@ class StageGraphs:
         if self.options is not None and name in COMPILED:
             compile_key = (*graph_key, repr(self.options))
             if compile_key not in self._compiled:
-                if len(self._compiled) >= MAX_COMPILED:
-                    self._compiled.clear()
                 self._compiled[compile_key] = _compiled(self.options)
-            if (compiled := self._compiled[compile_key]) is not None:
+            if (compiled := _used(self._compiled, compile_key, MAX_COMPILED)) is not None:
                 # Tensors of one shape can differ in the stride of an axis of length 1, which would need a new trace.
                 alike = tuple(tensor.reshape(-1).view(tensor.shape) for tensor in inputs)
                 try:
                     return self._run(name, compile_key, partial(compiled, stage), alike)
+                except torch.OutOfMemoryError:  # another call may have the memory
+                    logger.warning("hf_domino runs the stage %r without compiling it, as memory ran out.", name)
                 except Exception as error:  # if it is the stage's own error, the stage raises it again
                     self._compiled[compile_key] = None
                     # The first line says which backend failed, the second one says why.
@@ -164,10 +172,14 @@ class StageGraphs:
         if not (self.enabled and _using_graphs.get()):
             return stage(*inputs)
         if graph_key not in self._graphs:
-            if len(self._graphs) >= MAX_GRAPHS:
-                self.clear()
-            self._graphs[graph_key] = self._try_capture(name, stage, inputs)
-        graph = self._graphs[graph_key]
+            try:
+                self._graphs[graph_key] = self._try_capture(name, stage, inputs)
+            except torch.OutOfMemoryError:  # another call may have the memory
+                if isinstance(stage, partial):
+                    raise
+                logger.warning("hf_domino runs the stage %r without a CUDA graph, as memory ran out.", name)
+                return stage(*inputs)
+        graph = _used(self._graphs, graph_key, MAX_GRAPHS)
         if graph is None:
             return stage(*inputs)
         return graph.replay(inputs)
@@ -179,7 +191,8 @@ class StageGraphs:
             with torch.inference_mode(False), torch.no_grad():
                 return self.capture(stage, inputs)
         except RuntimeError as error:
-            if isinstance(stage, partial):  # a compiled stage: the caller tries it again without compiling
+            # A compiled stage is tried again by the caller, without compiling.
+            if isinstance(stage, partial) or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error).partition("\n")[0]
             logger.warning(

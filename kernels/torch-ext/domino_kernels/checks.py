@@ -145,11 +145,11 @@ def _check_floats(**tensors: torch.Tensor) -> None:
 
 
 def _check_shape(name: str, tensor: torch.Tensor, *dimensions: tuple[str, int | None]) -> None:
-    wanted = "[" + ", ".join(word if size is None else f"{word} = {size}" for word, size in dimensions) + "]"
     fits = tensor.dim() == len(dimensions) and all(
         actual > 0 and size in (None, actual) for actual, (_, size) in zip(tensor.shape, dimensions, strict=True)
     )
     if not fits:
+        wanted = "[" + ", ".join(word if size is None else f"{word} = {size}" for word, size in dimensions) + "]"
         raise ValueError(
             f"{name} must have the shape {wanted}, got {list(tensor.shape)}. Reshape it, or check the others."
         )

@@ -261,3 +261,19 @@ def test_a_target_that_does_not_follow_trees_gets_chains(tiny_qwen3, dtype):
     else:
         text_of(target, drafter)
     assert "logits in a tree differ" in drafter.stats.chain
+
+
+def test_trees_are_tried_again_after_memory_ran_out(tiny_qwen3):
+    """Only what the logits say is remembered for the target."""
+    target, failures = copy.deepcopy(tiny_qwen3), [torch.OutOfMemoryError("out of memory")]
+
+    def fail_once(module, args, kwargs):
+        if kwargs.get("use_cache") is False and failures:  # generation has a cache, so this is the trial
+            raise failures.pop()
+
+    target.register_forward_pre_hook(fail_once, with_kwargs=True)
+    drafter = build_drafter(target, draft_tree_size=MOST_NODES)
+    for why, size in (("OutOfMemoryError: out of memory", None), (None, MOST_NODES)):
+        assert torch.equal(text_of(target, drafter)[0], text_of(tiny_qwen3)[0])
+        assert why is drafter.stats.chain or why in drafter.stats.chain
+        assert drafter.stats.tree_size == size

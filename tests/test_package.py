@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
+import re
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 import hf_domino
+
+ROOT = Path(__file__).parents[1]
 
 
 def test_modules_are_attributes():
@@ -34,3 +41,24 @@ def test_what_a_module_lacks_is_not_hidden(monkeypatch, tmp_path):
     monkeypatch.setattr(hf_domino, "__path__", [*hf_domino.__path__, str(tmp_path)])
     with pytest.raises(ModuleNotFoundError, match="a_package_that_is_not_there"):
         hf_domino.incomplete  # noqa: B018
+
+
+def test_the_oldest_python_can_install_what_the_readme_installs():
+    """Every pin of constraints.txt takes it, and all that name it name the same."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    oldest = project["project"]["requires-python"].removeprefix(">=")
+    pins = re.findall(r"^([\w.-]+)==([\w.]+)", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    refused = []
+    for name, version in pins:
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:  # only some of the extras are installed
+            continue
+        asks = found.metadata["Requires-Python"] or ""
+        if found.version.partition("+")[0] == version and not SpecifierSet(asks).contains(oldest):
+            refused.append((name, asks))
+    assert refused == []
+    assert f"You need Python {oldest} or newer" in (ROOT / "README.md").read_text()
+    assert f"Programming Language :: Python :: {oldest}" in project["project"]["classifiers"]
+    assert project["tool"]["mypy"]["python_version"] == oldest
+    assert project["tool"]["ruff"]["target-version"] == f"py{oldest.replace('.', '')}"

@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def provenance(device: str = "cpu") -> dict[str, Any]:
         "transformers": transformers.__version__,
         "hf_domino": __version__,
         "commit": _commit(),
-        "date": datetime.now(timezone.utc).strftime("%Y-%m-%d"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
     }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from transformers import TrainerCallback, TrainerState
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -28,9 +29,12 @@ if TYPE_CHECKING:
 class DraftedRollouts(TrainerCallback, AbstractContextManager):
     """Callback that drafts a policy's rollouts, for `GRPOTrainer` and other trainers that call `generate`.
 
-    Completions and rewards are the same as without the callback; only the training time changes. From the first step
-    to the last, the drafter is the policy's default drafter (see [`attach`]). If you want to go on using the policy
-    after training has failed, train inside the `with` block of the callback, which always detaches the drafter.
+    Completions and rewards are the same as without the callback; only the training time changes. A policy with dropout
+    is an exception: its forwards draw random numbers, and drafting changes how many forwards there are.
+
+    From the first step to the last, the drafter is the policy's default drafter (see [`attach`]). If you want to go on
+    using the policy after training has failed, train inside the `with` block of the callback, which always detaches the
+    drafter.
 
     With `update_every`, the drafter follows the policy: it is trained on the newest rollouts, in place and in fp32.
     Each checkpoint then has a folder `drafter` with the drafter, its optimizer and these rollouts. If you resume
@@ -97,6 +101,13 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         """Attach the drafter to the policy, and restore its state if training resumes from a checkpoint."""
         attach(model, self.drafter)
         self._policy = model
+        if dropouts := _dropouts(unwrapped(model)):
+            notice(
+                f"DraftedRollouts: the policy has dropout ({', '.join(dropouts)}), which draws random numbers in each "
+                "forward while it is trained. With drafts there are other forwards, so completions and trained weights "
+                "differ from those without the callback. disable_dropout=True of TRL's trainers, lora_dropout=0 and "
+                "attention_dropout=0 keep them the same."
+            )
         default = attached(model)
         assert default is not None
         default.drafter.to(model.device)
@@ -166,6 +177,20 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         # Trainer copies a log into the history before callbacks see it.
         for log in (logs, state.log_history[-1]):
             log.update(figures)
+
+
+def _dropouts(policy: nn.Module) -> list[str]:
+    """Describe the dropout of a policy: each class of modules that has any, with the largest probability."""
+    found = dict[str, float]()
+    for module in policy.modules():
+        probabilities = [value for name, value in vars(module).items() if "dropout" in name]
+        if isinstance(module, nn.modules.dropout._DropoutNd):
+            probabilities.append(module.p)
+        most = max((value for value in probabilities if isinstance(value, float)), default=0.0)
+        if most > 0:
+            name = type(module).__name__
+            found[name] = max(most, found.get(name, 0.0))
+    return [f"{name}: {probability:g}" for name, probability in found.items()]
 
 
 def _folder(args: Any, state: TrainerState) -> Path:

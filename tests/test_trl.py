@@ -98,6 +98,26 @@ def test_the_training_is_the_same(make_trainer, target):
     assert figures(plain) == []
 
 
+@pytest.mark.parametrize("dropout", [0.0, 0.3])
+def test_a_policy_with_dropout_is_told_that_its_weights_will_differ(make_trainer, target, dropout, monkeypatch):
+    said = []
+    monkeypatch.setattr("hf_domino.trl.notice", said.append)
+    config = LoraConfig(r=2, target_modules=["q_proj"], lora_dropout=dropout)
+    policy = get_peft_model(copy.deepcopy(target), config)
+    make_trainer([DraftedRollouts(build_drafter(target))], policy=policy, max_steps=1).train()
+    assert [f"the policy has dropout (Dropout: {dropout:g})" in one for one in said] == [True] * (dropout > 0)
+
+
+def test_attention_dropout_of_a_policy_is_told(make_trainer, target, monkeypatch):
+    said, policy = [], copy.deepcopy(target)
+    monkeypatch.setattr("hf_domino.trl.notice", said.append)
+    for layer in policy.model.layers:
+        layer.self_attn.attention_dropout = 0.1
+    make_trainer([DraftedRollouts(build_drafter(target))], policy=policy, max_steps=1).train()
+    assert len(said) == 1
+    assert "(Qwen3Attention: 0.1)" in said[0]
+
+
 def test_the_log_says_what_drafting_was_worth(make_trainer, target):
     seen = []
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from hf_domino._common.errors import invalid_argument
+
+ISOLATING_FLAGS = ("-I", "-E", "-S")  # Python then reads no environment variables, or imports no `sitecustomize`
+MOST_OF_A_LINE = 1024  # bytes of a script's first line
 
 EXAMPLES = """\
   hf-domino run --drafter my-drafter python script.py
@@ -37,11 +42,17 @@ def run(options: argparse.Namespace) -> None:
 
     drafter = find_drafter(options.drafter)
     drafter_config(drafter)  # raises an error if it is not a drafter
+    words = options.words
+    if words[:1] == ["--"]:  # as it is often written between a command's own flags and those of the program
+        words = words[1:]
     path = os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)))
-    program = shutil.which(next(iter(options.words), ""), path=path)
+    program = shutil.which(next(iter(words), ""), path=path)
     if program is None:
         remedy = "The command looks for it beside this Python, and then on the PATH."
-        raise invalid_argument("COMMAND", "a program and its arguments", shlex.join(options.words), remedy)
+        raise invalid_argument("COMMAND", "a program and its arguments", shlex.join(words), remedy)
+    if (flag := _isolating_flag([*_interpreter_of(program), *words])) is not None:
+        remedy = "With it, Python imports nothing that prepares the drafter; leave it out, or call hf_domino.attach."
+        raise invalid_argument("Python's flags in COMMAND", f"none of {ISOLATING_FLAGS}", flag, remedy)
     startup = Path(patch.__file__).with_name("startup")
     if Path(drafter).is_dir():
         drafter = str(Path(drafter).absolute())
@@ -52,4 +63,34 @@ def run(options: argparse.Namespace) -> None:
         "PATH": path,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(startup), os.environ.get("PYTHONPATH")))),
     }
-    os.execve(program, options.words, os.environ | added)
+    os.execve(program, words, os.environ | added)
+
+
+def _interpreter_of(program: str) -> list[str]:
+    """Return the words in the first line of a script, which name its interpreter; none for other programs."""
+    with open(program, "rb") as file:
+        line = file.readline(MOST_OF_A_LINE)
+    if not line.startswith(b"#!"):
+        return []
+    return line[2:].decode(errors="replace").split()
+
+
+def _isolating_flag(words: Sequence[str]) -> str | None:
+    """Return the flag with which Python would ignore the `PYTHONPATH` or `sitecustomize`; None without one."""
+    is_python = False
+    others = iter(words)
+    for word in others:
+        if re.fullmatch(r"python[\d.]*(\.exe)?", Path(word).name):
+            is_python = True
+        elif is_python and word in ("-W", "-X", "--check-hash-based-pycs"):
+            next(others, None)  # the flag's value
+        elif is_python and not word.startswith("--") and (match := re.match(r"-[a-zA-Z]+", word)):
+            # Letters after `c` and `m`, and after `W` and `X`, are values.
+            letters = re.split("[cmWX]", match[0])[0]
+            if found := [flag for flag in ISOLATING_FLAGS if flag[1] in letters]:
+                return found[0]
+            if re.search("[cm]", match[0]):
+                return None
+        elif is_python and not word.startswith("-"):
+            return None  # the script; what follows are its own arguments
+    return None

@@ -76,14 +76,20 @@ class Rows(NamedTuple):
 _rows: WeakKeyDictionary[nn.Module, WeakIdKeyDictionary] = WeakKeyDictionary()
 
 
-def rows_of(head: nn.Linear, d2t: torch.Tensor, anew: bool = False) -> Rows:
-    """Return the rows of an lm_head for a `d2t` `[D]`; copy them again only if weights changed, or with `anew`."""
+def rows_of(head: nn.Linear, d2t: torch.Tensor, is_sure: bool = True) -> Rows:
+    """Return the rows of an lm_head for a `d2t` `[D]`; copy them again only if weights changed.
+
+    Without `is_sure`, look at the weights, too: a write to `weight.data`, such as PEFT's merge, leaves no other trace.
+    """
     of_head = _rows.setdefault(head, WeakIdKeyDictionary())
     found: Rows | None = of_head.get(d2t)
     source = tuple(_fingerprint(tensor) for tensor in (head.weight, head.bias, d2t))
-    if found is not None and found.source == source and not anew:
+    is_traced = found is not None and found.source == source
+    if is_traced and is_sure:
         return found
     token_ids = ids_of(d2t).to(head.weight.device)
+    if is_traced and _are_rows(found, head, token_ids):
+        return found
     with torch.inference_mode(False), torch.no_grad():  # training backpropagates through them
         weight = _copy_rows(head.weight, token_ids, found and found.weight)
         if head.bias is None:
@@ -92,6 +98,16 @@ def rows_of(head: nn.Linear, d2t: torch.Tensor, anew: bool = False) -> Rows:
             bias = _copy_rows(head.bias, token_ids, found and found.bias)
     found = of_head[d2t] = Rows(weight, bias, source)
     return found
+
+
+@torch.no_grad()
+def _are_rows(found: Rows, head: nn.Linear, token_ids: torch.Tensor) -> bool:
+    """Return whether rows still equal those of an lm_head, by one weight of each row and by all biases."""
+    places = torch.arange(len(token_ids), device=token_ids.device)
+    columns = places % head.in_features  # a write to some rows or to some columns is seen, too
+    if not torch.equal(found.weight[places, columns], head.weight[token_ids, columns]):
+        return False
+    return found.bias is None or torch.equal(found.bias, head.bias[token_ids])
 
 
 def _copy_rows(tensor: torch.Tensor, token_ids: torch.Tensor, before: torch.Tensor | None) -> torch.Tensor:
@@ -141,10 +157,9 @@ class ReducedVocabulary(DraftVocabulary):
     def prepare(self, target: TargetModel) -> int | None:
         check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
         head = target.readable_head
-        # Copy in any case: a write to `weight.data`, such as PEFT's merge, does not change the trace.
         if head is None:
             return None
-        return rows_of(head, self._d2t, anew=True).weight.data_ptr()
+        return rows_of(head, self._d2t, is_sure=False).weight.data_ptr()
 
     def weights(self, target: TargetModel) -> tuple[torch.Tensor, ...]:
         head = target.readable_head

@@ -95,12 +95,46 @@ def roots():
         (["--drafter", "{target}", "ls"], "this is no drafter of hf_domino"),
         (["--drafter", "{drafter}", "no-such", "-x"], "COMMAND must be a program and its arguments, got 'no-such -x'"),
         (["--drafter", "{drafter}"], "COMMAND must be a program and its arguments, got ''"),
+        (["--drafter", "{drafter}", "--"], "COMMAND must be a program and its arguments, got ''"),
+        (
+            ["--drafter", "{drafter}", "python", "-I", "script.py"],
+            "flags in COMMAND must be none of ('-I', '-E', '-S')",
+        ),
+        (["--drafter", "{drafter}", "--", "python", "-uE", "-m", "this"], "got '-E'. With it, Python imports nothing"),
+        (["--drafter", "{drafter}", "python", "-W", "ignore", "-X", "dev", "-Sc", "pass"], "got '-S'"),
+        (["--drafter", "{drafter}", "env", "A=1", "python3", "-I"], "got '-I'"),
     ],
 )
 def test_what_cannot_run_is_said_before_it_starts(words, said, models, capsys):
     names = {"target": models[0], "drafter": models[3]}
     assert cli.main(["run", *(word.format(**names) for word in words)]) == cli.USER_ERROR
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--", "python", "-c", "import sys; print(sys.argv[1:])", "-I"],
+        ["python", "-u", "-W", "ignore", "-c", "import sys; print(sys.argv[1:])", "-I"],
+    ],
+)
+def test_the_programs_own_flags_are_its_own(words, models, monkeypatch):
+    """Also behind `--`."""
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    assert cli.main(["run", "--drafter", str(models[3]), *words]) == 0
+    ((_, arguments, environment),) = started
+    assert arguments == [word for word in words if word != "--"]
+    assert environment["HF_DOMINO_DRAFTER"] == str(models[3])
+
+
+def test_a_script_whose_first_line_isolates_python_is_refused(models, tmp_path, capsys):
+    script = tmp_path / "script"
+    for line, said in (("#!/usr/bin/python3 -sI", "got '-I'"), ("#!/usr/bin/env -S python -E", "got '-E'")):
+        script.write_text(f"{line}\nprint(1)\n")
+        script.chmod(0o755)
+        assert cli.main(["run", "--drafter", str(models[3]), str(script)]) == cli.USER_ERROR
+        assert said in capsys.readouterr().err
 
 
 # --- a server ---------------------------------------------------------------------------------------------------

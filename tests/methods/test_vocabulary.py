@@ -14,6 +14,7 @@ from transformers import CohereConfig, CohereForCausalLM, Gemma2Config, Gemma2Fo
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.draft_vocabulary import d2t_of, ids_of
+from hf_domino.methods import vocabulary as vocabulary_module
 from hf_domino.methods.vocabulary import DraftVocabulary, ReducedVocabulary
 from hf_domino.target.view import TargetModel
 
@@ -155,6 +156,20 @@ def test_rows_are_copied_once_and_again_where_weights_changed(tiny_llama, tiny_d
     target.double()
     assert drafter.vocabulary.prepare(view) != address
     torch.testing.assert_close(drafter.vocabulary.logits(view, hidden), view.logits(hidden)[..., :7], **LOGITS_TOL)
+
+
+@pytest.mark.parametrize("cache", [None, "static"])
+def test_a_call_copies_no_rows_that_are_there(tiny_llama, make_drafter, monkeypatch, cache):
+    """Only a call after a change of the weights does, also after one that autograd does not see."""
+    drafter, target, copied = make_drafter(tiny_llama).restricted(IDS), copy.deepcopy(tiny_llama), []
+    copy_rows = vocabulary_module._copy_rows
+    monkeypatch.setattr(vocabulary_module, "_copy_rows", lambda *args: copied.append(1) or copy_rows(*args))
+    options = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": cache, "pad_token_id": 0}
+    for change, count in ((0.0, 1), (0.0, 1), (0.1, 2), (0.0, 2)):
+        if change:
+            target.lm_head.weight.data += change  # as PEFT merges an adapter
+        target.generate(torch.arange(5, 12)[None], assistant_model=drafter, **options)
+        assert len(copied) == count
 
 
 def test_rows_keep_no_target_and_are_not_copied(tiny_llama, tiny_drafter):

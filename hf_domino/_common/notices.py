@@ -13,3 +13,9 @@ def notice(message: str) -> None:
     """Log a warning, on the first process only."""
     if os.environ.get("RANK", "0") == "0":
         logger.warning(message)
+
+
+def notice_once(message: str) -> None:
+    """Log a warning like [`notice`], unless this process has logged it before."""
+    if os.environ.get("RANK", "0") == "0":
+        logger.warning_once(message)

@@ -20,15 +20,25 @@ def option(default: Any, help: str, **flag: Any) -> Any:
     return field(default=default, metadata=metadata)
 
 
-def add_flags(group: argparse._ActionsContainer, options: type, title: str | None = None) -> None:
-    """Add a flag for each option of the group called `title`; by default, for the options that have no group."""
+# How a flag for true or false is shown if it takes the value.
+TRUE_OR_FALSE: Any = {"nargs": "?", "metavar": "true|false"}
+
+
+def add_flags(
+    group: argparse._ActionsContainer, options: type, title: str | None = None, has_switches: bool = True
+) -> None:
+    """Add a flag for each option of the group called `title`; by default, for the options that have no group.
+
+    An option that is true or false is a switch, or without `has_switches` a flag that takes the value.
+    """
     for each in _described(options):
         flag = dict(each.metadata)
         if flag.pop("group", None) != title:
             continue
-        type_name = str(each.type).removesuffix(" | None")
+        # `HfArgumentParser` replaces the names of types by the types themselves.
+        type_name = each.type.__name__ if isinstance(each.type, type) else str(each.type).removesuffix(" | None")
         if type_name == "bool":
-            flag["action"] = "store_true"
+            flag |= {"action": "store_true"} if has_switches else TRUE_OR_FALSE
         elif type_name in READ_BY:
             flag["type"] = READ_BY[type_name]
         group.add_argument(f"--{each.name.replace('_', '-')}", default=_default(each), **flag)

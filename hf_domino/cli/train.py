@@ -11,7 +11,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from hf_domino._common.options import add_flags
+from hf_domino._common.options import TRUE_OR_FALSE, add_flags
 from hf_domino.cli.exits import BY_SIGNAL
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments, TrainingFields
 
@@ -36,6 +36,7 @@ FROM_TRANSFORMERS = {
     "eval_steps": "Number of steps between evaluations, with eval_strategy steps.",
     "report_to": "Where to send the log, such as tensorboard, or none.",
 }
+SWITCHES = ("bf16", "use_cpu")  # those of them that are true or false
 # Title of a group of flags -> the classes that declare them, none of which needs Transformers.
 OWNERS = {
     "target, drafter and data": (ModelArguments, DataArguments),
@@ -51,10 +52,11 @@ def add_help(parser: argparse.ArgumentParser) -> None:
     for title, owners in OWNERS.items():
         group = parser.add_argument_group(title)
         for owner in owners:
-            add_flags(group, owner)
+            add_flags(group, owner, has_switches=False)
     group = parser.add_argument_group("from Transformers' training arguments", OTHERS)
     for name, text in FROM_TRANSFORMERS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", help=text)
+        value = TRUE_OR_FALSE if name in SWITCHES else {}
+        group.add_argument(f"--{name.replace('_', '-')}", help=text, **value)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -118,10 +118,11 @@ def _read_message(given: Any, name: str) -> Message:
 
 
 class _Turn(NamedTuple):
-    """A turn to learn: its number, where it begins in the text, and the text up to its end."""
+    """A turn to learn: its number, where the target's words begin and end in the text, and the text with the turn."""
 
     number: int
     begin: int
+    end: int
     text: str
 
 
@@ -147,7 +148,7 @@ def encode_chat(messages: list[Message], tokenizer: Any, template_kwargs: Fields
     while turns:
         shown = [turn for turn in turns if whole.startswith(turn.text)]
         if shown:
-            spans = [(turn.begin, len(turn.text)) for turn in shown]
+            spans = [(turn.begin, turn.end) for turn in shown]
             if _has_generation_blocks(tokenizer):
                 arguments = {**tokenizer.special_tokens_map, **template_kwargs}
                 _, (blocks,) = render_jinja_template(
@@ -184,8 +185,15 @@ def _turns_of(
                 unalignable.append(UNALIGNABLE)
                 continue
             before = render_chat(messages[:number], tokenizer, template_kwargs)  # the blocks say where the turn begins
-        turns.append(_Turn(number, len(before), after))
+        turns.append(_Turn(number, len(before), _end_of_words(after, tokenizer), after))
     return turns, unalignable
+
+
+def _end_of_words(text: str, tokenizer: Any) -> int:
+    """Return where the words of a text end that ends with a turn: whitespace behind an end token is the template's."""
+    words = text.rstrip()
+    ends_itself = any(words.endswith(token) for token in tokenizer.get_added_vocab())
+    return len(words) if ends_itself else len(text)
 
 
 def _mark(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Example:

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from hf_domino._common.notices import notice_once
+
 Fields = Mapping[str, Any]  # fields of a record or a message, or variables of a chat template, by name
 # Where a field can occur: in a record with one of the first three, or in a message.
 IDS = "`input_ids`"
@@ -70,15 +72,19 @@ def check_names(fields: Fields, where: str, changes: tuple[str, ...] = (LOSS, PR
 def has_loss(fields: Fields, can_learn: bool = True) -> bool:
     """Return whether a record or a message is learned: yes, unless one of its weights is 0 or false.
 
-    Only the assistant's messages can be learned (`can_learn`), so a weight of 1 elsewhere is an error.
+    Another number, such as the loss that a model had on the text, is a note. Only the assistant's messages can be
+    learned (`can_learn`), so a weight of 1 elsewhere is an error.
     """
     learned = True
     for name in WEIGHTS:
         value = fields.get(name)
         if value is None:
             continue
-        if not isinstance(value, (int, float)) or value not in (0, 1):
+        if not isinstance(value, (int, float)):
             raise ValueError(f"field `{name}` must be 0 or 1 (false or true), got {_short(value)}. Leave it out for 1.")
+        if value not in (0, 1):
+            notice_once(f"`{name}` of some records is not 0 or 1, so it is taken for a note: they are learned whole.")
+            continue
         if value and not can_learn:
             raise ValueError(f"field `{name}` must be 0, got {_short(value)}: only what the assistant says is learned.")
         learned = learned and bool(value)

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino._common.errors import invalid_argument
+from hf_domino._common.notices import notice
 from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.target.packed import packed_linears
 from hf_domino.target.view import input_device
@@ -155,6 +158,18 @@ def _keep_sequences(cache: Cache, index: torch.Tensor) -> None:
         cache.reorder_cache(index)
 
 
+def _check_key(url: str) -> None:
+    """Say to which machine the API key is sent, and raise an error if it would be readable on the way."""
+    address = urlsplit(url)
+    host = address.hostname or ""
+    if host == "localhost" or host == "::1" or host.startswith("127."):
+        return
+    if address.scheme != "https":
+        remedy = f"Unset {KEY} if the server needs none, or forward its port to localhost, as with ssh -L."
+        raise invalid_argument(f"--endpoint with {KEY}", "https, or on this machine", url, remedy)
+    notice(f"the key in {KEY} is sent to {host}. Unset it if the server needs none.")
+
+
 def cut_at_end(ids: list[int], ends: tuple[int, ...]) -> Written:
     """Cut a text after its first end token."""
     length = next((index + 1 for index, token in enumerate(ids) if token in ends), None)
@@ -170,7 +185,7 @@ class EndpointWriter:
         ends (`Sequence[int]`): Token ids that end a text of the target.
 
     Raises:
-        ValueError: If the package `openai` is not installed.
+        ValueError: If the package `openai` is not installed, or an API key would travel unencrypted.
     """
 
     def __init__(self, url: str, model: str, ends: Sequence[int]):
@@ -178,7 +193,9 @@ class EndpointWriter:
             from openai import OpenAI
         except ImportError as error:
             raise ValueError("--endpoint needs the package openai: pip install openai.") from error
-        key = os.environ.get(KEY, "none")  # the client needs one, even if the server does not
+        key = os.environ.get(KEY) or "none"  # the client needs one, even if the server does not
+        if key != "none":
+            _check_key(url)
         self.client = OpenAI(base_url=url, api_key=key, max_retries=MAX_RETRIES)
         self.url = url
         self.model = model

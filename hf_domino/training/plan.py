@@ -122,9 +122,15 @@ def _described(plan: Mapping[str, int]) -> str:
     )
 
 
+def forget_plan(args: DominoTrainingArguments) -> None:
+    """Delete the plan of an earlier run in `output_dir`, because a new run does not follow it."""
+    if args.process_index == 0:
+        Path(args.output_dir, PLAN_FILE).unlink(missing_ok=True)
+
+
 def resume_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
     """Continue with the plan of the run that wrote a checkpoint: all its steps, however long they take."""
-    path = Path(args.output_dir, PLAN_FILE)
+    path = Path(checkpoint).parent / PLAN_FILE
     if not path.is_file():
         remedy = f"{path} is missing, so set max_steps, num_anchors and per_device_train_batch_size as they were."
         raise invalid_argument(f"minutes with {checkpoint}", "left out", args.minutes, remedy)

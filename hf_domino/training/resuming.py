@@ -56,6 +56,25 @@ def lock_folder(args: DominoTrainingArguments) -> Iterator[None]:
             Path(lock.lock_file).unlink(missing_ok=True)
 
 
+def asked_checkpoint(args: DominoTrainingArguments) -> str | None:
+    """Return the checkpoint that `resume_from_checkpoint` asks for, or None; `true` asks for the newest one.
+
+    Raises:
+        ValueError: If there is no such checkpoint.
+    """
+    asked = args.resume_from_checkpoint
+    if asked is None or Path(asked).is_dir():
+        return asked
+    found = None
+    remedy = "Leave it out: a run continues from its newest checkpoint, or begins if there is none."
+    if str(asked).lower() == "true":
+        found = last_checkpoint(str(args.output_dir))
+        remedy = f"{args.output_dir} has no complete checkpoint. {remedy}"
+    if found is None:
+        raise invalid_argument("resume_from_checkpoint", "a folder of a checkpoint, or true", asked, remedy)
+    return found
+
+
 def find_checkpoint(args: DominoTrainingArguments, config: DominoConfig, overwrite: bool = False) -> str | None:
     """Find the checkpoint that a run resumes, or None for a new run.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
+from transformers.integrations import integration_utils
 
 from hf_domino._common.atomic_writes import MAKE_ROOM, check_writable, needing_room
 from hf_domino._common.dtypes import fast_dtype
@@ -30,11 +31,16 @@ from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, extend_drafter, fields_of_head
-from hf_domino.training.plan import follow_minutes, print_requirements, resume_plan
-from hf_domino.training.resuming import RUN_FILE, delete_run, find_checkpoint, lock_folder
+from hf_domino.training.plan import follow_minutes, forget_plan, print_requirements, resume_plan
+from hf_domino.training.resuming import RUN_FILE, asked_checkpoint, delete_run, find_checkpoint, lock_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
+PACKAGES = {
+    "azure_ml": "azureml",
+    "comet_ml": "comet",
+    "flyte": "flytekit",
+}  # names in Transformers' checks, if they differ
 SHORT_BLOCK = 8  # block size of a new drafter with `minutes`: in a short training, longer blocks gain less
 
 
@@ -111,7 +117,9 @@ def make_trainer(
         drafter = extend_drafter(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)
     checkpoint = find_checkpoint(args, drafter.config, names.overwrite)
-    if checkpoint and args.minutes is not None:
+    if not checkpoint:
+        forget_plan(args)
+    elif args.minutes is not None:
         resume_plan(args, checkpoint)
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own tokens and weights
@@ -169,11 +177,25 @@ def with_states(
     return [None if part is None else CachedRows(part, folder, target, config, final) for part in rows]
 
 
+def check_reports(args: DominoTrainingArguments) -> None:
+    """Raise a `ValueError` if the package of a place to which the log is sent is not installed."""
+    for name in args.report_to or ():
+        # Transformers' own checks, which its callbacks would make after the examples are tokenized.
+        is_available = getattr(integration_utils, f"is_{PACKAGES.get(name, name)}_available", None)
+        if is_available is not None and not is_available():
+            raise invalid_argument(
+                "report_to", "a package that is installed, or none", name, f"Install {name}, or leave it out."
+            )
+
+
 def check_fields(
     names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments
 ) -> None:
     """Raise a `ValueError` if fields name no text or contradict each other, before anything is loaded."""
     sources_of(data)
+    if not names.overwrite:
+        args.resume_from_checkpoint = asked_checkpoint(args)
+    check_reports(args)
     if names.drafter is not None and names.start_from_target:
         remedy = "The drafter has weights already: set one of the two."
         raise invalid_argument("start_from_target with drafter", False, True, remedy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -152,3 +153,43 @@ def test_bad_recipes(change, message, recipe, train, capsys, tmp_path, monkeypat
     Path("beyond.jsonl").write_text('{"input_ids": [4, 64, 5]}\n')
     assert train(recipe | change) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("word", ["true", "True"])
+def test_resume_from_checkpoint_true_is_the_newest_one(word, recipe, train, tmp_path, caplog, capsys):
+    flag = f"--resume-from-checkpoint={word}"
+    assert train(recipe | {"eval_file": None}, flag) == 2
+    said = capsys.readouterr().err
+    assert (
+        f"resume_from_checkpoint must be a folder of a checkpoint, or true, got '{word}'. {tmp_path / 'run'} has"
+        in said
+    )
+    assert "training continues" not in caplog.text
+    assert train(recipe | {"eval_file": None}, "--max-steps=2") == 0
+    assert train(recipe | {"eval_file": None}, flag) == 0
+    assert f"training continues from {tmp_path / 'run'}/checkpoint-2." in caplog.text
+    state = json.loads((tmp_path / "run/trainer_state.json").read_text())
+    assert state["global_step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"resume_from_checkpoint": "./none"}, "resume_from_checkpoint must be a folder of a checkpoint, or true, got"),
+        ({"report_to": "wandb"}, "report_to must be a package that is installed, or none, got 'wandb'. Install wandb"),
+    ],
+)
+def test_what_would_fail_after_the_text_is_read_is_said_before(change, message, recipe, train, capsys, monkeypatch):
+    monkeypatch.setattr("transformers.integrations.integration_utils.is_wandb_available", lambda: False)
+    monkeypatch.setattr("hf_domino.training.run.make_trainer", lambda *_: pytest.fail("work has begun"))
+    assert train(recipe | change) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_help_shows_which_flags_take_true_or_false(capsys):
+    with pytest.raises(SystemExit):
+        main(["train", "--help"])
+    shown = set(re.findall(r"^  (--[\w-]+) \[true\|false\]", capsys.readouterr().out, re.MULTILINE))
+    assert {"--shift-label", "--start-from-target", "--layer-fusion", "--overwrite", "--use-peft", "--bf16"} <= shown
+    for flag in shown:
+        assert getattr(parse(["train", flag, "false"]), flag.removeprefix("--").replace("-", "_")) is False

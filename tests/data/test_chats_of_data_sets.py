@@ -21,6 +21,7 @@ from hf_domino.pair import read_prompts as read_held_out
 
 # A turn with its calls as JSON behind its words; tools are said first.
 TURN = "{{ m.content }}{% for call in m.tool_calls %}{{ call.function | tojson }}{% endfor %}<|endoftext|>"
+ROLES_IN_TURN = ("user", "assistant", "user", "assistant")
 TOOLS = (
     "{% if tools %}<|mask|>tools{% for tool in tools %} {{ tool | tojson }}{% endfor %}<|endoftext|>{% endif %}"
     "{% for m in messages %}<|mask|>{{ m.role }}\n" + TURN + "{% endfor %}"
@@ -185,3 +186,19 @@ def test_the_target_reads_the_tools_of_a_prompt_and_its_rows_keep_them(tokenizer
     read = *writer.asked[0][0], encode(tokenizer, [held_out])["input_ids"][0]
     (checked,) = prepare_prompts(None, tokenizer, [held_out])
     assert {tokenizer.decode(ids) for ids in (*read, checked.input_ids[0])} == {f"{ASKED}<|mask|>assistant\n"}
+
+
+@pytest.mark.parametrize("block", ["{}", "{{% generation %}}{}{{% endgeneration %}}"])
+def test_what_a_template_writes_behind_the_end_token_is_not_learned(block, tiny_tokenizer):
+    """As the line break behind `<|im_end|>`: the target has ended its answer before."""
+    turn = "{{ m.content }}<eos> "
+    turns = f"{{% if m.role == 'assistant' %}}{block.format(turn)}{{% else %}}{turn}{{% endif %}}"
+    template = "{% for m in messages %}<mask>{{ m.role }}: " + turns + "{% endfor %}"
+    template += "{% if add_generation_prompt %}<mask>assistant: {% endif %}"
+    tokenizer = chat_tokenizer(tiny_tokenizer, template)
+    messages = [{"role": role, "content": word} for role, word in zip(ROLES_IN_TURN, "abcd", strict=True)]
+    (row,) = load_rows(from_table([{"messages": messages}], "list"), tokenizer)
+    assert texts_of_row(row, tokenizer)[1] == "b<eos>d<eos>"
+    without_end = chat_tokenizer(tiny_tokenizer, template.replace("<eos>", ""))
+    (row,) = load_rows(from_table([{"messages": messages}], "list"), without_end)
+    assert texts_of_row(row, without_end)[1] == "b d "  # there, the space is what ends an answer

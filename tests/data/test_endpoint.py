@@ -102,3 +102,30 @@ def test_the_command_writes_by_an_endpoint(serve, saved_pair, tmp_path, capsys):
         assert main([*call, "--output", str(tmp_path / reason)]) == 2
         said = capsys.readouterr().err
         assert all(part in said for part in (server.url, "'m'", reason, "Check --endpoint and --endpoint-model"))
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("http://localhost:8000/v1", None),
+        ("http://127.0.0.1:8000/v1", None),
+        ("https://gpu.example/v1", "the key in OPENAI_API_KEY is sent to gpu.example"),
+        (
+            "http://gpu.example:8000/v1",
+            "--endpoint with OPENAI_API_KEY must be https, or on this machine, got 'http://gpu",
+        ),
+    ],
+)
+def test_a_key_is_not_sent_unencrypted_and_its_receiver_is_said(url, said, monkeypatch, caplog):
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    EndpointWriter(url, "model", [EOS])
+    assert "OPENAI_API_KEY" not in caplog.text
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
+    if said and said.startswith("--endpoint"):
+        with pytest.raises(ValueError, match=said):
+            EndpointWriter(url, "model", [EOS])
+    else:
+        EndpointWriter(url, "model", [EOS])
+        assert (said or "") in caplog.text
+        assert ("OPENAI_API_KEY" in caplog.text) == (said is not None)
+    assert "sk-secret" not in caplog.text

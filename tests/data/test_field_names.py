@@ -93,11 +93,11 @@ STRINGS = {"prompt": "a", "completion": "b"}
             "`attention_mask` must be 0 only before and after the text",
         ),
         ({**IDS_OF_FIVE, "position_ids": [0, 1, 0, 1, 2]}, "`position_ids` changes what the target reads"),
-        ({**IDS_OF_FIVE, "weight": 0.5}, "`weight` must be 0 or 1"),
-        ({"messages": MESSAGES, "weight": 0.5}, "`weight` must be 0 or 1 .*, got 0.5"),
+        ({**IDS_OF_FIVE, "weight": "half"}, "`weight` must be 0 or 1"),
+        ({"messages": MESSAGES, "weight": "half"}, "`weight` must be 0 or 1 .*, got half"),
         ({"text": "abc", "loss": "all"}, "`loss` must be 0 or 1 .*, got all"),
         ({"messages": MESSAGES, "assistant_masks": [1]}, "`assistant_masks` changes what is learned, .* in a chat"),
-        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, r"messages\[1\]`: field `weight` must be 0 or 1"),
+        ({"messages": [USER, {**ANSWER, "weight": "half"}]}, r"messages\[1\]`: field `weight` must be 0 or 1"),
         ({"messages": [{**USER, "train": True}, ANSWER]}, r"messages\[0\]`: .*only what the assistant says is learned"),
         ({"messages": [USER, {**ANSWER, "train_detail": [[0, 1]]}]}, r"messages\[1\]`: field `train_detail` changes"),
         ({"messages": MESSAGES, "images": ["a.png"]}, "`images` changes what the target reads"),
@@ -135,6 +135,16 @@ def test_a_record_without_weight_is_left_out_and_counted(name, record, tiny_toke
     without = {"messages": [USER, {**ANSWER, name: 0}]} if is_last else {**record, name: 0}
     rows = load_rows(from_table([{"text": "abc"}, without], "list"), chat_tokenizer(tiny_tokenizer))
     assert (rows.counts.records, rows.counts.rows, rows.counts.without_anchor) == (2, 1, 1)
+
+
+@pytest.mark.parametrize(("name", "value"), [("loss", 2.31), ("weight", 0.37), ("loss_scale", 512)])
+@pytest.mark.parametrize("is_of_message", [False, True])
+def test_a_number_that_is_no_weight_is_a_note(name, value, is_of_message, tiny_tokenizer):
+    note = {name: value}
+    record = {"messages": [USER | note, ANSWER | note]} if is_of_message else {"text": "abc"} | note
+    plain = {"messages": [USER, ANSWER]} if is_of_message else {"text": "abc"}
+    (noted, same) = load_rows(from_table([record, plain], "list"), chat_tokenizer(tiny_tokenizer))
+    assert noted == same
 
 
 def test_columns_of_a_table_are_read_too(tiny_tokenizer):

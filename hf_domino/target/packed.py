@@ -37,6 +37,10 @@ MOST_OF_BLOCK = 64
 LEAST_GAIN = 1.1  # how many times as fast a product must be with the packed copy
 MOST_TIMED = 2**23, 2**23, 2**21  # elements of the part of a weight that is timed, for each width
 REPETITIONS = 3  # the fastest counts, because other work on the machine only slows a product down
+# Bytes. A product with a smaller weight takes microseconds, which are not worth a look-up; and if all weights that gain
+# are smaller than that together, the model spends its time elsewhere.
+LEAST_WEIGHT = 2**20
+LEAST_OF_MODEL = 2**25
 SHARE_OF_MEMORY = 0.5  # of what is free, for all copies together
 LEAST_NOTICED = 2**28  # bytes; the memory of smaller copies is only logged at level info
 
@@ -62,6 +66,7 @@ class _Gain:
 _ALWAYS_FASTER = _Gain((True,) * len(WIDTHS), 0.0)
 
 _wanted: ContextVar[dict[int, tuple[torch.Tensor, Packed]] | None] = ContextVar("packed_linears", default=None)
+_NOTHING: dict[int, tuple[torch.Tensor, Packed]] = {}
 _plain_forward = nn.Linear.forward
 _lock = Lock()
 _num_open = 0  # open `with` blocks of all threads
@@ -133,11 +138,10 @@ def linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         bias (`torch.Tensor`, *optional*): Bias `[O]`.
     """
     # A compiled model only calls this while it is traced, and the trace then serves all threads.
-    wanted = None if torch.compiler.is_compiling() else _wanted.get()
-    if wanted is not None:
-        _, packed = wanted.get(id(weight), _NONE)
-        if packed is not None and _fits(packed, values):
-            return _product(values, packed.copy, bias)
+    if not torch.compiler.is_compiling():
+        found = (_wanted.get() or _NOTHING).get(id(weight))
+        if found is not None and _fits(found[1], values):
+            return _product(values, found[1].copy, bias)
     return F.linear(values, weight, bias)
 
 
@@ -145,9 +149,6 @@ def release_packed() -> None:
     """Free all packed copies that no running call uses."""
     with _lock:
         _kept.clear()
-
-
-_NONE = (None, None)
 
 
 def _forward(self: nn.Linear, input: torch.Tensor) -> torch.Tensor:
@@ -181,10 +182,11 @@ def _prepare(models: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> di
     found = dict[int, tuple[torch.Tensor, Packed]]()
     missing = list[tuple[float, torch.Tensor, _Gain]]()
     with _lock, torch.no_grad(), torch.inference_mode(False):
-        for weight in candidates.values():
-            gain = _ALWAYS_FASTER if setting == ALWAYS else _gain_of(weight)
-            if not any(gain.is_faster):
-                continue
+        if setting == ALWAYS:
+            gains = [(weight, _ALWAYS_FASTER) for weight in candidates.values()]
+        else:
+            gains = _worthwhile(candidates.values())
+        for weight, gain in gains:
             packed = _kept.get(weight)
             if packed is not None and torch.equal(packed.row_sums, _row_sums(weight)):
                 found[id(weight)] = weight, packed
@@ -195,6 +197,18 @@ def _prepare(models: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> di
             missing.sort(key=lambda each: each[0], reverse=True)
             found |= _pack([(weight, gain) for _, weight, gain in missing], is_forced=setting == ALWAYS)
     return found
+
+
+def _worthwhile(weights: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, _Gain]]:
+    """Return the weights that are faster when packed, with what they gain; none if all together are too small."""
+    large = [weight for weight in weights if weight.nbytes >= LEAST_WEIGHT]
+    if sum(weight.nbytes for weight in large) < LEAST_OF_MODEL:
+        return []
+    gains = [(weight, _gain_of(weight)) for weight in large]
+    faster = [(weight, gain) for weight, gain in gains if any(gain.is_faster)]
+    if sum(weight.nbytes for weight, _ in faster) < LEAST_OF_MODEL:
+        return []
+    return faster
 
 
 def _weights_of(model: nn.Module) -> Iterator[torch.Tensor]:

@@ -331,7 +331,8 @@ def test_another_setting_is_an_error(monkeypatch):
 def test_copies_take_half_of_the_free_memory_at_most(monkeypatch, products, caplog):
     monkeypatch.setenv("HF_DOMINO_PACKED", "auto")
     # Where packing gains differs by machine, so every product seems to.
-    monkeypatch.setattr("hf_domino.target.packed.LEAST_GAIN", 0.0)
+    for name in ("LEAST_GAIN", "LEAST_WEIGHT", "LEAST_OF_MODEL"):
+        monkeypatch.setattr(f"hf_domino.target.packed.{name}", 0.0)
     layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     size = layers[0].weight.nbytes
     free = [4 * size, 2 * size]
@@ -342,3 +343,11 @@ def test_copies_take_half_of_the_free_memory_at_most(monkeypatch, products, capl
     products["packed"] = products["plain"] = 0
     product(layers, torch.ones(2, 64))
     assert (products["packed"], products["plain"]) == (2, 1)
+
+
+def test_small_models_are_left_alone(monkeypatch, products):
+    monkeypatch.setenv("HF_DOMINO_PACKED", "auto")
+    forward = nn.Linear.forward
+    with hf_domino.packed_linears(build("qwen3")):
+        assert nn.Linear.forward is forward
+    assert products["copies"] == 0

@@ -10,6 +10,8 @@ from oracle import oracle
 
 from hf_domino.target.view import TargetModel
 
+pytestmark = pytest.mark.transformers
+
 VOCAB = 96
 PROMPT = torch.arange(7, 27)[None]
 NEW_TOKENS = 20

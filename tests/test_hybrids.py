@@ -11,6 +11,8 @@ from transformers import DynamicCache
 
 from hf_domino.decoding.runner import GrowingRunner
 
+pytestmark = pytest.mark.transformers
+
 PROMPT = torch.arange(7, 27)[None]
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": -1}
 HYBRIDS = "qwen3_5_text", "qwen3_next", "granitemoehybrid", "falcon_h1", "lfm2"

@@ -21,6 +21,8 @@ from hf_domino.decoding import noise as noise_module
 from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.static.workspace import release_workspaces
 
+pytestmark = pytest.mark.transformers
+
 SEED, NEW_TOKENS = 11, 32  # a round of every length
 SCORES_TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}  # a rounding to fp32: a block is verified by other sums than a step
 PLAIN_ONLY = ("cache_implementation",)  # a fixed cache is asked for beside a drafter only

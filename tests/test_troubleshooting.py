@@ -16,6 +16,8 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from hf_domino import DominoDraftModel
 
+pytestmark = pytest.mark.transformers
+
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "troubleshooting.md"
 QUOTED = [line for line in PAGE.read_text().splitlines() if line.startswith("`") and " must be " in line]

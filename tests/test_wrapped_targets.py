@@ -18,6 +18,8 @@ from hf_domino import check_fit
 from hf_domino.target.view import input_device
 from hf_domino.training import DominoTrainer, DominoTrainingArguments
 
+pytestmark = pytest.mark.transformers
+
 PROMPTS = [torch.arange(7, 20), torch.arange(30, 38)]
 OPTIONS = {"do_sample": False, "max_new_tokens": 16}
 

@@ -27,6 +27,8 @@ from transformers import (
 
 from hf_domino import DominoConfig, DominoDraftModel
 
+pytestmark = pytest.mark.transformers
+
 
 @pytest.mark.parametrize(
     ("fields", "message"),

@@ -14,6 +14,8 @@ from hf_domino.data.rows import load_rows
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.pair import BUNDLED, find_target
 
+pytestmark = pytest.mark.transformers
+
 BOTH, ENDS = "<mask> $A <eos>", "$A <eos>"
 
 

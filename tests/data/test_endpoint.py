@@ -15,6 +15,8 @@ from transformers import AutoTokenizer
 from hf_domino.cli.main import main
 from hf_domino.data.writers import EndpointWriter, Sampling, Written
 
+pytestmark = pytest.mark.transformers
+
 pytest.importorskip("openai")
 HI = [11, 12]  # "hi" in the tiny vocabulary
 

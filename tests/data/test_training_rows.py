@@ -15,6 +15,8 @@ from chats import chat_tokenizer, texts_of_row, write_lines
 from hf_domino.data import records
 from hf_domino.data.rows import RowCounts, RowDataset, encode_dataset, load_rows
 
+pytestmark = pytest.mark.transformers
+
 PLAIN_TEMPLATE = (
     "{% for m in messages %}t9 {{ m.role == 'assistant' and 't11' or 't10' }} {{ m.content }} end {% endfor %}"
     "{% if add_generation_prompt %}t9 t11 {% endif %}"

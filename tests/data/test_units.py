@@ -6,6 +6,8 @@ import pytest
 
 from hf_domino.data.units import run_units
 
+pytestmark = pytest.mark.transformers
+
 EXPECTED = [{"unit": unit} for unit in range(5)]
 
 

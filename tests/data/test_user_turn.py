@@ -8,6 +8,8 @@ from chats import GENERATION, TEMPLATE, TURNS, WITH_SYSTEM, chat_tokenizer
 
 from hf_domino.data.self_written import find_user_turn
 
+pytestmark = pytest.mark.transformers
+
 
 @pytest.mark.parametrize(
     ("template", "system", "kwargs", "expected", "end"),

@@ -11,6 +11,8 @@ from test_hybrids import HYBRIDS
 from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import Sampling, TargetWriter, cut_at_end
 
+pytestmark = pytest.mark.transformers
+
 PROMPTS = [[4, 5, 6, 7], [8, 9], [10, 11, 12], [13, 14]]
 ENDS = tuple(range(4, 24))  # a random target says one of them soon
 # Others whose caches differ: none of attention, one of its own, and none that the model takes.

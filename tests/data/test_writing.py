@@ -14,6 +14,8 @@ from hf_domino.data.writers import TargetWriter
 from hf_domino.data.writing import write_data
 from hf_domino.target.identity import TargetIdentity
 
+pytestmark = pytest.mark.transformers
+
 SETTINGS = {
     "rows": 12,
     "batch_size": 8,

@@ -14,6 +14,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_domino._common.cache_name import CACHE
 
+pytestmark = pytest.mark.transformers
+
 LENGTHS = [5, 20, 9, 1]
 NEW_TOKENS = 24
 PAD = 2

@@ -15,6 +15,8 @@ from transformers.cache_utils import DynamicLayer, StaticLayer
 import hf_domino
 from hf_domino._common.cache_name import CACHE
 
+pytestmark = pytest.mark.transformers
+
 TOLERANCE = {"rtol": 1e-4, "atol": 1e-4}  # fp32 sums in another order
 OPTIONS = {"do_sample": False, "max_new_tokens": 30}
 

@@ -15,6 +15,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from hf_domino._common.cache_name import CACHE
 
+pytestmark = pytest.mark.transformers
+
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": -1}
 PROMPT = torch.arange(5, 17)[None]
 MORE = torch.arange(30, 37)[None]

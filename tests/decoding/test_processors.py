@@ -19,6 +19,8 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.target.view import TargetModel
 
+pytestmark = pytest.mark.transformers
+
 V, CASES = 12, 24  # CASES: random lists, texts and logits for each kind
 EOS = ([3], [1, 5], [-1], [3, V + 4])
 POOL_TOLERANCE = {"rtol": 0, "atol": 1e-6}  # the same arithmetic on fewer columns

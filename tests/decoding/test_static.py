@@ -21,6 +21,8 @@ import hf_domino
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.static import graphs
 
+pytestmark = pytest.mark.transformers
+
 GREEDY = {"do_sample": False, "max_new_tokens": NEW_TOKENS}
 STATIC = {"cache_implementation": "static"}
 LAWS = {

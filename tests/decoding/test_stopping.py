@@ -11,6 +11,8 @@ from transformers.generation import MaxLengthCriteria
 
 import hf_domino
 
+pytestmark = pytest.mark.transformers
+
 PROMPTS = [torch.arange(7, 20), torch.arange(30, 38), torch.arange(40, 45)]
 LENGTH = 13
 BUDGET = 14

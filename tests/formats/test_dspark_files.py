@@ -18,6 +18,8 @@ from hf_domino.formats.exporting import stored_config
 from hf_domino.formats.fields import AROUND_LAYERS, HEADS
 from hf_domino.formats.registry import format_of
 
+pytestmark = pytest.mark.transformers
+
 HIDDEN, PROMPT = 32, torch.arange(7, 19)[None]
 GREEDY = {"max_new_tokens": 20, "do_sample": False, "eos_token_id": -1}
 # DeepSpec's flat layout: the target's configuration, and no field that tells the order of a block.

@@ -15,6 +15,8 @@ from hf_domino import DominoConfig
 from hf_domino.formats.engines import ENGINES, unmet
 from hf_domino.formats.exporting import refusals, stored_config
 
+pytestmark = pytest.mark.transformers
+
 DOMINO = DOMINO_8B | {"architectures": ["DFlashDraftModel"]}
 SERVED = DFLASH | {"hidden_act": "silu"}
 SPECULATORS = changed(SPECULATORS_DFLASH, {"transformer_layer_config.hidden_act": "silu"})

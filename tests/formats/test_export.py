@@ -15,6 +15,8 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.exporting import stored_config
 from hf_domino.formats.registry import format_of
 
+pytestmark = pytest.mark.transformers
+
 # What a drafter is, whoever stores it; the rest is ours alone, or follows from these.
 FIELDS = (
     *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),

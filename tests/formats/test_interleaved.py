@@ -14,6 +14,8 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.loading import interpret
 from hf_domino.target.view import TargetModel
 
+pytestmark = pytest.mark.transformers
+
 # As LiquidAI's files are: what is of the drafter nested, the rotary base alone, 9 proposals of a block of 9.
 LIQUID = {
     name: value for name, value in DEEPSPEC.items() if not name.startswith(("mask_", "target_", "num_t", "rope_"))

@@ -8,6 +8,8 @@ from released import WINDOWED, our_drafter, reduced, stored_tensors, write_check
 
 from hf_domino import DominoDraftModel
 
+pytestmark = pytest.mark.transformers
+
 
 @pytest.fixture
 def head(tiny_qwen3, tmp_path):

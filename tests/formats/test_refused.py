@@ -28,6 +28,8 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats import source
 from hf_domino.formats.registry import OTHER_KINDS, format_of, refuse_others
 
+pytestmark = pytest.mark.transformers
+
 OURS, DOMINO, SPECULATORS, MUSE = "ours", "specforge_domino", "speculators_dflash", "muse_glimmer"
 DRAFTED = "of few tokens"  # a drafter of SpecForge with a draft vocabulary, whose size its map alone tells
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -29,6 +29,8 @@ from hf_domino.integration.assisted_call import pipeline_drafter
 from hf_domino.pair import load_pair
 from hf_domino.target.view import TargetModel
 
+pytestmark = pytest.mark.transformers
+
 # Facts of METHOD: 8B and 4B of Domino, of which the head 55,934,976 and 50,823,168.
 PARAMETERS = {"8b": (DOMINO_8B, 1_104_561_408), "4b": (DOMINO_4B, 588_250_368)}
 FIRST, SECOND = "a" * 40, "b" * 40  # commits

@@ -17,6 +17,8 @@ from hf_domino.training.objective.losses import corrected_positions, draft_logit
 pytest.importorskip("speculators")
 from speculators.model import SpeculatorModel
 
+pytestmark = pytest.mark.transformers
+
 ANCHOR, LENGTH = 9, 20
 FP32_TOL = {"atol": 1e-5, "rtol": 1e-5}  # a few roundings of sums over a hundred products
 KINDS = ("selector behind the anchor", "vanilla", "gated", "rnn", "gated behind the anchor")

@@ -17,6 +17,8 @@ import hf_domino
 from hf_domino import DominoDraftModel
 from hf_domino.formats.standalone import LICENCE, REQUIREMENTS, rewrite
 
+pytestmark = pytest.mark.transformers
+
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

@@ -14,6 +14,8 @@ from hf_domino import DominoDraftModel
 from hf_domino.cli.main import main
 from hf_domino.formats.exporting import stored_config
 
+pytestmark = pytest.mark.transformers
+
 SHAPE = {"projector_type": "dflash", "shift_label": False}
 
 

@@ -24,6 +24,8 @@ from hf_domino.formats.loading import interpret
 from hf_domino.target.view import TargetModel
 from hf_domino.training.objective.forward import read_target
 
+pytestmark = pytest.mark.transformers
+
 SIZES = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64, "mask_token_id": 3}
 SECTION, LAYER_IDS = "dflash_config", [1, 9, 17, 25, 33]
 ORDERS = ("shift_label", "sample_from_anchor", "query_zero_predicts_next")

@@ -29,6 +29,8 @@ from hf_domino.formats.adapters import unread_fields
 from hf_domino.formats.fields import HARMLESS_ANYWHERE, OF_ROPE
 from hf_domino.formats.registry import FORMATS, format_of
 
+pytestmark = pytest.mark.transformers
+
 KNOWN = {
     **RELEASED,
     **WINDOWED,

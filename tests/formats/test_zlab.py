@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 import torch
 from released import write_checkpoint
 from safetensors import safe_open
@@ -12,6 +13,8 @@ from safetensors.torch import load_file
 from test_released import FP32_TOL
 
 from hf_domino import DominoDraftModel
+
+pytestmark = pytest.mark.transformers
 
 FIXTURE = Path(__file__).with_name("zlab.safetensors")  # of make_zlab_fixture.py
 

@@ -7,6 +7,8 @@ import torch
 
 from hf_domino.integration.custom_generate import generate
 
+pytestmark = pytest.mark.transformers
+
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
 
 

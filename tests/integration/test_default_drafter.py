@@ -20,6 +20,8 @@ from transformers import GenerationMixin, Qwen3Config, Qwen3ForCausalLM, StaticC
 import hf_domino
 from hf_domino._common.cache_name import CACHE
 
+pytestmark = pytest.mark.transformers
+
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
 ROWS, ROWS_MASK = left_padded([PROMPT[0], PROMPT[0, :3], PROMPT[0, 1:]])
 BATCH = {"inputs": ROWS, "attention_mask": ROWS_MASK}

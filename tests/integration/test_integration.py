@@ -36,6 +36,8 @@ from transformers.pipelines import base as pipelines_base
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
 
+pytestmark = pytest.mark.transformers
+
 ROOT = Path(__file__).parents[2]
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
 NEW_TOKENS = 24

@@ -8,6 +8,8 @@ import transformers
 
 from hf_domino import DominoDraftModel
 
+pytestmark = pytest.mark.transformers
+
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 TEXT, OPTIONS = "def f(a):", {"do_sample": False, "max_new_tokens": 16}
 

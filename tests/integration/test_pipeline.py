@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, pi
 
 from hf_domino import DominoDraftModel
 
+pytestmark = pytest.mark.transformers
+
 TEXT = "def f(a):"
 OPTIONS = {"do_sample": False, "max_new_tokens": 24}
 

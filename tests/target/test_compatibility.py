@@ -31,6 +31,8 @@ from hf_domino.integration.call_checks import check_generation, check_inputs
 from hf_domino.integration.step_checks import check_rope
 from hf_domino.target.compatibility import check_rows, check_target
 
+pytestmark = pytest.mark.transformers
+
 PROMPT = torch.tensor([[5, 9, 33, 20]])
 
 

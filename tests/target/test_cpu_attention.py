@@ -16,6 +16,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterf
 from hf_domino._common.cache_name import CACHE
 from hf_domino.target.attention import unrepeated_keys
 
+pytestmark = pytest.mark.transformers
+
 CPU = torch.device("cpu")
 # Sums in another order; of logits whose standard deviation is about 1.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.1}

@@ -18,6 +18,8 @@ import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.target.identity import TargetIdentity, check_same, identify, recognise
 
+pytestmark = pytest.mark.transformers
+
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 OPTIONS = {"do_sample": False, "max_new_tokens": 8}
 

@@ -11,6 +11,8 @@ from test_wrapped_targets import image_target
 from hf_domino.cli.main import main
 from hf_domino.target.loading import AutoTarget
 
+pytestmark = pytest.mark.transformers
+
 
 def test_a_command_takes_a_target_that_reads_images(tmp_path, tiny_tokenizer, capsys):
     target, _ = image_target("PaliGemma")

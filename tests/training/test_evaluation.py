@@ -14,6 +14,8 @@ from hf_domino.training.objective.anchors import collate_rows
 from hf_domino.training.objective.losses import DraftLosses
 from hf_domino.training.trainer import DominoTrainer
 
+pytestmark = pytest.mark.transformers
+
 
 class OneProcess:
     """Sums over processes where there is one."""

@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+pytestmark = pytest.mark.transformers
+
 
 @pytest.fixture
 def write(tmp_path):

@@ -13,6 +13,8 @@ from hf_domino import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.trainer import DominoTrainer
 
+pytestmark = pytest.mark.transformers
+
 # One fp32 rounding per sum; Adam divides by gradients' own size, so differences do not shrink with them.
 ACCUMULATION_TOL = {"rtol": 1e-4, "atol": 1e-6}
 

@@ -19,6 +19,8 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.training import warm_start
 from hf_domino.training.warm_start import start_from_target
 
+pytestmark = pytest.mark.transformers
+
 SIZES = {
     "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
     "num_key_value_heads": 2, "head_dim": 8,

@@ -16,6 +16,8 @@ from transformers import DynamicCache
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding import loop
 
+pytestmark = pytest.mark.transformers
+
 NEW_TOKENS, MOST_NODES = 29, 11  # rounds of every length
 TAKE_TREES = (
     "cohere_compass_text",

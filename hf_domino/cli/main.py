@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 
 from hf_domino._common.atomic_writes import why_no_room
+from hf_domino._common.errors import OWN, is_own
 from hf_domino._common.version import __version__
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 from hf_domino.cli.flags import respell
@@ -66,9 +67,11 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        if options.traceback or not (isinstance(error, (ValueError, OSError, ImportError)) or why_no_room(error)):
+        of_system = isinstance(error, OSError) and error.strerror and error.filename
+        packages = {*OWN, *(module.partition(".")[0] for module, _ in commands.values())}
+        if options.traceback or not (is_own(error, packages) or of_system or why_no_room(error)):
             raise
-        if isinstance(error, OSError) and error.strerror and error.filename:  # raised by the operating system
+        if of_system:
             error = OSError(f"{error.filename} cannot be used: {error.strerror}. Name another place, or free that one.")
         print(f"{program} {options.command}: {error}", file=sys.stderr)
         return USER_ERROR

@@ -138,7 +138,10 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
         values = vars(parser.parse_args(flags))
     except argparse.ArgumentError as error:
         raise ValueError(f"{options.config}: {error}") from error
-    return parser.parse_dict(values | given)
+    try:
+        return parser.parse_dict(values | given)
+    except ValueError as error:  # of Transformers' fields, which it checks itself
+        raise ValueError(str(error)) from error
 
 
 def _yaml_flags(config: str, known: Collection[str]) -> list[str]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import CommitOperationAdd, HfApi
-from huggingface_hub.errors import GatedRepoError, HTTPError, RemoteEntryNotFoundError
+from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError, RemoteEntryNotFoundError
 from huggingface_hub.hf_api import ModelInfo
 from huggingface_hub.utils import filter_repo_objects, validate_repo_id
 from transformers.utils import logging
@@ -86,7 +86,10 @@ def push(
         raise invalid_argument(
             "the repository's name", "OWNER/NAME on the Hub", repo_id, "Example: my-name/my-drafter."
         )
-    validate_repo_id(repo_id)
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise invalid_argument("the repository's name", "OWNER/NAME on the Hub", repo_id, str(error)) from error
     if (folder / ADAPTER_CONFIG).is_file():
         base = read_object(folder / ADAPTER_CONFIG).get(BASE)
         if not is_hub_name(base):
@@ -150,7 +153,7 @@ def _explained(doing: str) -> Iterator[None]:
         yield
     except RuntimeError as error:  # an upload failed
         raise OSError(f"{doing} broke off: {error} {error.__cause__} The same command sends the rest.") from error
-    except HTTPError as error:
+    except (HTTPError, OSError) as error:  # an answer of the Hub, no connection, or offline mode
         raise OSError(f"{doing} failed: {' '.join(str(error).split())}") from error
 
 

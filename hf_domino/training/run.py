@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import shlex
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,9 @@ import torch
 from transformers import AutoTokenizer, PreTrainedModel, set_seed
 from transformers.integrations import integration_utils
 
-from hf_domino._common.atomic_writes import MAKE_ROOM, check_writable, needing_room
+from hf_domino._common.atomic_writes import MAKE_ROOM, check_writable, needing_room, write_atomic
 from hf_domino._common.dtypes import fast_dtype
-from hf_domino._common.errors import invalid_argument
+from hf_domino._common.errors import invalid_argument, is_own
 from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, config_classes
@@ -66,7 +68,7 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
     if not (folder / RUN_FILE).is_file() and has_model(folder):
         remedy = "Choose another: the drafter would be written over it."
         raise invalid_argument("output_dir", "a folder without a model that was made elsewhere", str(folder), remedy)
-    with lock_folder(args), needing_room(folder, MAKE_ROOM):
+    with lock_folder(args), recorded_error(folder, args), needing_room(folder, MAKE_ROOM):
         trainer, checkpoint = make_trainer(names, shape, data, args, since)
         if trainer.is_world_process_zero():
             print_requirements(trainer)
@@ -87,6 +89,21 @@ def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, a
         if metrics:
             trainer.save_metrics("eval", metrics)
     return True
+
+
+@contextmanager
+def recorded_error(folder: Path, args: DominoTrainingArguments) -> Iterator[None]:
+    """Write the traceback of an error that is not a sentence for the user into the folder of a run."""
+    path = folder / (f"error-{args.process_index}.txt" if args.world_size > 1 else "error.txt")
+    try:
+        yield
+    except Exception as error:
+        if not is_own(error):
+            with suppress(OSError):
+                write_atomic(path, "".join(traceback.format_exception(error)))
+                notice(f"the traceback of this error is in {path}.")
+        raise
+    path.unlink(missing_ok=True)
 
 
 def make_trainer(

@@ -8,6 +8,7 @@ import platform
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ import transformers
 
 import hf_domino
 from hf_domino import pair
+from hf_domino._common.errors import invalid_argument, is_own
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
@@ -48,8 +50,7 @@ DENIED = "/etc/shadow cannot be used: Permission denied. Name another place, or 
         (None, 0, ""),
         (1, 1, ""),
         (KeyboardInterrupt(), cli.INTERRUPTED, ""),
-        (ImportError("pip install x"), cli.USER_ERROR, "hf-domino env: pip install x\n"),
-        (FileNotFoundError("no pair at here"), cli.USER_ERROR, "hf-domino env: no pair at here\n"),
+        (invalid_argument("x", 1, 2, "Set it."), cli.USER_ERROR, "hf-domino env: x must be 1, got 2. Set it.\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"),
             cli.USER_ERROR,
@@ -64,11 +65,28 @@ def test_what_became_of_a_command_is_its_exit_code(outcome, code, said, command,
     assert capsys.readouterr().err == said
 
 
-@pytest.mark.parametrize(("error", "flags"), [(ValueError("wrong"), ["--traceback"]), (RuntimeError("a bug"), [])])
-def test_bugs_keep_their_traceback_and_others_have_one_on_request(error, flags, command):
+@pytest.mark.parametrize(
+    ("error", "flags"),
+    [
+        (invalid_argument("x", 1, 2, "Set it."), ["--traceback"]),
+        (RuntimeError("a bug"), []),
+        *((kind("of a library"), []) for kind in (ValueError, OSError, ImportError)),
+    ],
+)
+def test_bugs_and_errors_of_libraries_keep_their_traceback_and_others_have_one_on_request(error, flags, command):
     command(error)
     with pytest.raises(type(error), match=str(error)):
         cli.main(["bench", *flags])
+
+
+def test_a_sentence_for_the_user_is_told_from_what_an_operation_raises():
+    """Both in a module of the package: one is raised there, the other comes from Python itself."""
+    module = types.ModuleType("hf_domino.example")
+    exec("def said():\n    raise ValueError('say it')\n\n\ndef broke():\n    int('x')\n", vars(module))
+    for function, expected in ((module.said, True), (module.broke, False), (lambda: pair.read_prompts("none"), True)):
+        with pytest.raises(ValueError) as caught:
+            function()
+        assert is_own(caught.value) is expected
 
 
 def ended(*words):

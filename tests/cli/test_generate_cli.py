@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 from rich.control import strip_control_codes
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino.cli import main as cli
 from hf_domino.cli.chat import Conversation
 from hf_domino.cli.streaming import RoundPrinter
@@ -116,7 +117,7 @@ def test_every_command_loads_in_the_same_dtype(
 
     def load(*args, dtype, **kwargs):
         found.append(dtype)
-        raise ValueError("loaded nothing")
+        raise invalid_argument("the pair", "loaded", "nothing", "This is a test.")
 
     monkeypatch.setattr("hf_domino.evaluation.benchmark.run.load_pair", load)
     monkeypatch.setattr("hf_domino.pair.load_pair", load)

@@ -186,6 +186,21 @@ def test_what_would_fail_after_the_text_is_read_is_said_before(change, message, 
     assert message in capsys.readouterr().err
 
 
+def test_the_traceback_of_an_unexpected_error_is_in_the_folder_until_a_run_ends(recipe, train, tmp_path, monkeypatch):
+    def breaks(self, *args, **kwargs):
+        raise ValueError("something of a library")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("transformers.Trainer.train", breaks)
+        with pytest.raises(ValueError, match="something of a library"):
+            train(recipe | {"eval_file": None})
+    written = (tmp_path / "run/error.txt").read_text()
+    assert "in breaks" in written
+    assert written.endswith("ValueError: something of a library\n")
+    assert train(recipe | {"eval_file": None, "max_steps": 1}) == 0
+    assert not (tmp_path / "run/error.txt").exists()
+
+
 def test_help_shows_which_flags_take_true_or_false(capsys):
     with pytest.raises(SystemExit):
         main(["train", "--help"])

@@ -54,7 +54,7 @@ def test_find_needs_no_network_for_a_known_target(monkeypatch, capsys):
     def fail(*args, **kwargs):
         raise OSError("no network")
 
-    monkeypatch.setattr("hf_domino.publishing.find", fail)
+    monkeypatch.setattr("hf_domino.publishing.hub.HfApi.model_info", fail)
     assert main(["find", "Qwen/Qwen3-8B"]) == 0
     said = capsys.readouterr()
     assert "Huang2020/Qwen3-8B-Domino-b16" in said.out

@@ -24,7 +24,11 @@ class Executor:
     """
 
     is_fixed = False  # whether shapes are fixed
-    is_compiled = False  # whether functions are compiled
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether functions are compiled."""
+        return False
 
     def __init__(self, timer: PhaseTimer | None = None):
         self.timer = timer or PhaseTimer(enabled=False)

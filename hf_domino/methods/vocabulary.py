@@ -84,20 +84,20 @@ def rows_of(head: nn.Linear, d2t: torch.Tensor, is_sure: bool = True) -> Rows:
     of_head = _rows.setdefault(head, WeakIdKeyDictionary())
     found: Rows | None = of_head.get(d2t)
     source = tuple(_fingerprint(tensor) for tensor in (head.weight, head.bias, d2t))
-    is_traced = found is not None and found.source == source
-    if is_traced and is_sure:
-        return found
+    traced = found if found is not None and found.source == source else None
+    if traced is not None and is_sure:
+        return traced
     token_ids = ids_of(d2t).to(head.weight.device)
-    if is_traced and _are_rows(found, head, token_ids):
-        return found
+    if traced is not None and _are_rows(traced, head, token_ids):
+        return traced
     with torch.inference_mode(False), torch.no_grad():  # training backpropagates through them
         weight = _copy_rows(head.weight, token_ids, found and found.weight)
         if head.bias is None:
             bias = None
         else:
             bias = _copy_rows(head.bias, token_ids, found and found.bias)
-    found = of_head[d2t] = Rows(weight, bias, source)
-    return found
+    made = of_head[d2t] = Rows(weight, bias, source)
+    return made
 
 
 @torch.no_grad()

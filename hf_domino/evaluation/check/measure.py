@@ -111,7 +111,7 @@ def time_prompts(
     speed_ups = []
     for prompt in (prompts[0], *prompts[:TIMED_PROMPTS]):
         ids = prompt.input_ids.to(input_device(target))
-        call = GREEDY | {"max_new_tokens": max_new_tokens, "attention_mask": torch.ones_like(ids)}
+        call: dict[str, Any] = GREEDY | {"max_new_tokens": max_new_tokens, "attention_mask": torch.ones_like(ids)}
         runs = (generate_timed(target, {"input_ids": ids}, **call, custom_generate=loop) for loop in loops)
         plain, drafted = (tokens.shape[1] / seconds for tokens, seconds in runs)
         speed_ups.append(drafted / plain)

@@ -68,7 +68,7 @@ def write_prompts(folder: Path) -> dict[str, Path]:
         for part, path in paths.items():
             is_evaluation = part == EVALUATION
             tasks = CodeTasks(random.Random(f"qwen-coder-{part}"), functions(is_evaluation))
-            chats = []
+            chats: list[str] = []
             while len(chats) < (HELD_OUT_PROMPTS if is_evaluation else PROMPTS_OF_A_PART):
                 messages = tasks.messages()
                 if messages[0]["content"] not in seen:

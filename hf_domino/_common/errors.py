@@ -38,3 +38,13 @@ def is_own(error: BaseException, packages: Collection[str] = OWN) -> bool:
         return False
     raising = (step.opname for step in dis.get_instructions(last.tb_frame.f_code) if step.offset == last.tb_lasti)
     return next(raising, "").startswith("RAISE")
+
+
+def mark_restartable(error: Exception) -> None:
+    """Say that a call failed before it had any effect beyond its own cache, so that it can start again."""
+    error.may_restart = True  # type: ignore[attr-defined]
+
+
+def may_restart(error: Exception) -> bool:
+    """Return whether the call that raised this error can start again."""
+    return getattr(error, "may_restart", False)

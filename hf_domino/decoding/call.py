@@ -24,7 +24,7 @@ from hf_domino.decoding.runner import GrowingRunner, TargetRunner
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.static.graphs import compile_options
 from hf_domino.decoding.static.runner import StaticRunner
-from hf_domino.decoding.static.workspace import Workspace, take_workspace
+from hf_domino.decoding.static.workspace import CAPACITY_STEP, Workspace, take_workspace
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.methods import DominoDraftModel
@@ -73,24 +73,45 @@ class Call:
         self.drafter.config.check_supports("cache_implementation='static'")
         cache = self.model_kwargs[CACHE]
         device = self.input_ids.device
-        workspace = take_workspace(self.model, self.drafter, cache, self._longest, self.batch_size, device)
+        if compiling:  # a minute for each capacity
+            num_positions = self.longest
+        else:
+            num_positions = min(self.longest, self._shortest)
+        workspace = take_workspace(self.model, self.drafter, cache, num_positions, self.batch_size, device)
         workspace.timer = timer
         workspace.graphs.options = compiling
         workspace.min_batch_size = self.batch_size if compiling else 1
         return workspace
 
-    @property
-    def _longest(self) -> int:
-        """How many positions caches of fixed shape must have."""
+    @cached_property
+    def longest(self) -> int:
+        """How many positions caches of fixed shape have at most."""
         longest = self.stops.max_length
         assert longest is not None, "generate always has a length limit, its own or the caller's"
-        longest = max(longest, getattr(self.config, "max_cache_len", None) or 0)
+        longest = max(longest, self._given_capacity)
+        return longest + max(self._prompt_width - self.input_ids.shape[1], 0) + self.widest
+
+    @property
+    def _shortest(self) -> int:
+        """How many positions caches of fixed shape have at first. They grow with what is generated."""
+        return max(self._prompt_width, self.input_ids.shape[1], self._given_capacity) + CAPACITY_STEP + self.widest
+
+    @property
+    def _given_capacity(self) -> int:
+        return getattr(self.config, "max_cache_len", None) or 0
+
+    @property
+    def _prompt_width(self) -> int:
         embeds = self.model_kwargs.get("inputs_embeds")
-        if embeds is not None:
-            longest += max(embeds.shape[1] - self.input_ids.shape[1], 0)
-        # The last block can begin at the last position, and all of its proposals can be rejected.
+        if embeds is None:
+            return self.input_ids.shape[1]
+        return embeds.shape[1]
+
+    @property
+    def widest(self) -> int:
+        """Positions of the largest block. It can begin at the last position, and all its proposals can be rejected."""
         config = self.drafter.config
-        return longest + max(config.num_draft_tokens, config.fixed_tree_size or 0) + 1
+        return max(config.num_draft_tokens, config.fixed_tree_size or 0) + 1
 
     def distribution(self, executor: Executor) -> TokenDistribution:
         """Create the target's distribution of the next token."""
@@ -103,7 +124,8 @@ class Call:
         """Create the runner, which runs the target."""
         if isinstance(executor, Workspace):
             is_returned = bool(self.config.return_dict_in_generate)
-            return StaticRunner(target, self.drafter, self.model_kwargs, executor, is_returned)
+            room = (self.widest, self.longest)
+            return StaticRunner(target, self.drafter, self.model_kwargs, executor, is_returned, room)
         return GrowingRunner(target, self.model_kwargs, executor, self.step_outputs.forward_kwargs)
 
     def committed(self, streamer: BaseStreamer | None) -> CommittedSequences:

@@ -20,6 +20,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino._common.errors import mark_restartable
 from hf_domino.decoding.caches import keep_context, kept_context
 from hf_domino.decoding.call import Call
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
@@ -78,10 +79,16 @@ def assisted_decoding(
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], len(input_ids), -1)
     call = Call(model, drafter, input_ids, generation_config, logits_processor, stopping_criteria, model_kwargs)
-    generation = Generation(call, streamer)
-    generation.stats.why_growing = why_growing
-    with generation.packed():
-        generation.run()
+    generation = None
+    try:
+        generation = Generation(call, streamer)
+        generation.stats.why_growing = why_growing
+        with generation.packed():
+            generation.run()
+    except Exception as error:
+        if generation is None or generation.may_restart:
+            mark_restartable(error)
+        raise
     generation.finish_stats(time.perf_counter() - start)
     return generation.result()
 
@@ -121,6 +128,7 @@ class Generation:
         self.rows = list(range(call.batch_size))  # indices of the unfinished sequences in the batch
         self.noise: StepNoise | None = None  # stays None if the target does not sample
         self.is_stepwise = False  # whether rounds are verified one position at a time
+        self.may_restart = True  # until something has seen the first scores, such as a processor, or drawn a token
 
     @cached_property
     def _may_branch(self) -> bool:
@@ -188,6 +196,7 @@ class Generation:
         logits, captured = self.runner.prefill(call.input_ids, call.config.prefill_chunk_size, mask_length)
         length = self.runner.prompt_length
         self.generator.observe_prompt(captured, length, self.runner.prompt_mask(length))
+        self.may_restart = False
         scores = self.distribution.scores(self.committed.prefixes(self.rows), logits)
         self.noise = call.noise(logits.shape[2])
         tokens = take(scores, self._noise(0))
@@ -204,6 +213,7 @@ class Generation:
         """Propose tokens, verify them, and commit those that the target itself would have generated."""
         start = time.perf_counter()
         prefixes = self.committed.prefixes(self.rows)
+        self.runner.reserve(prefixes)
         plan = self._plan(prefixes)
         noise = self._noise(plan.length)
         proposals = self.generator.propose(plan, prefixes, noise)

@@ -19,6 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import (
     PER_POSITION,
     PLACEHOLDERS,
@@ -33,9 +34,17 @@ from hf_domino.decoding.caches import (
     move_forward,
 )
 from hf_domino.decoding.executor import Executor
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.target.attention import unrepeated_keys
 from hf_domino.target.view import Captured, TargetModel
+
+
+def shortened_cache(expected: int, found: int) -> ValueError:
+    """Create the error for a cache that lost positions, or slots, in a forward."""
+    remedy = "A hook seems to shorten the cache, so rejected proposals could not be dropped; drop assistant_model, or "
+    remedy += "remove the hook."
+    return invalid_argument("the length of the target's cache after a forward", expected, found, remedy)
 
 
 class TargetRunner(ABC):
@@ -162,6 +171,9 @@ class TargetRunner(ABC):
     def begin(self, rows: Sequence[int]) -> None:
         """Keep only these sequences, after the prefill and the first new token of each."""
 
+    def reserve(self, prefixes: Prefixes) -> None:  # noqa: B027
+        """Make room for the next block after these texts. A cache that grows needs none."""
+
     @abstractmethod
     def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
         """Run the target on anchors `[B, 1]` and proposals; return logits `[B, W, V]` and captured hidden states."""
@@ -254,6 +266,15 @@ class GrowingRunner(TargetRunner):
         self._settled = length
         self._snapshot = snapshot
         super()._settle(length)
+
+    def _forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Captured]:
+        """Run a forward, after which the cache must hold all of its positions."""
+        before = int(self.cache.get_seq_length())
+        logits, captured = super()._forward(*args, **kwargs)
+        expected = before + captured[0].shape[1]
+        if (found := self.cache.get_seq_length()) != expected:
+            raise shortened_cache(expected, found)
+        return logits, captured
 
     def next_position(self) -> int:
         """The largest next position, from the position ids of the call or else from the length of the cache."""

@@ -16,13 +16,15 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import GenerationMixin, PreTrainedModel, StaticCache
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel, StaticCache
 from transformers.generation import GenerationMode
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino._common.errors import invalid_argument, invalid_field
+from hf_domino._common.errors import invalid_argument, invalid_field, may_restart
 from hf_domino._common.notices import logger, notice
+from hf_domino.decoding.caches import empty, unalignable
 from hf_domino.decoding.loop import assisted_decoding
+from hf_domino.decoding.static.workspace import free_memory
 from hf_domino.formats.adapters import drafter_config, stored_config, trace_of_files
 from hf_domino.formats.dflash_config import MUSE_GLIMMER
 from hf_domino.formats.registry import format_of
@@ -68,6 +70,14 @@ def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[st
     # Tensors that name no device are created on the host. Entering the context takes time, so it is skipped if the
     # default device is the host or the target's device.
     with nullcontext() if default in (host, input_ids.device) else host:
+        try:
+            return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
+        except torch.OutOfMemoryError as error:
+            if kept["generation_config"].cache_implementation != "static" or not may_restart(error):
+                raise
+            reason = str(error).partition("\n")[0]
+        free_memory(input_ids.device)  # not above, because there the error still holds what the call has allocated
+        kept |= _growing_arguments(target, kwargs, f"fixed shapes take more memory than there is: {reason}")
         return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
 
 
@@ -94,6 +104,18 @@ def _static_arguments(
             raise
         return {"why_growing": str(error)}
     return {"generation_config": config, CACHE: cache}
+
+
+def _growing_arguments(target: PreTrainedModel, kwargs: Mapping[str, Any], reason: str) -> dict[str, Any]:
+    """Return the arguments to change so that the caches of a call grow, with the reason."""
+    config = kwargs["generation_config"]
+    cache = kwargs[CACHE]
+    if config.cache_implementation == "static":
+        config = copy.copy(config)
+        config.cache_implementation = config.compile_config = None
+        cache = DynamicCache(config=target.config.get_text_config(decoder=True))
+        cache._is_user_defined = False
+    return {"generation_config": config, CACHE: cache, "why_growing": reason}
 
 
 # --- with the default drafter -----------------------------------------------------------------------------------
@@ -149,8 +171,18 @@ def decode_by_default(
             raise
         default.count(field, str(error))
         return original(target, input_ids, **kwargs)
+    was_empty = not kwargs[CACHE].get_seq_length()
+    try:
+        output = _decode(target, input_ids, drafted)
+    except ValueError as error:  # such as that of a hook that shortens the cache
+        field = invalid_field(error)
+        if field is None or not (may_restart(error) and was_empty):
+            raise
+        default.count(field, str(error))
+        if unalignable(kwargs[CACHE]) is None:  # otherwise, it is a static cache, which has not been used
+            empty(kwargs[CACHE])
+        return original(target, input_ids, **kwargs)
     default.count()
-    output = _decode(target, input_ids, drafted)
     stats = default.drafter.stats
     logger.info(stats.summary)
     if default.on_call is not None:

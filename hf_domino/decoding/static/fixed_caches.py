@@ -52,6 +52,17 @@ def compact(tensors: Sequence[torch.Tensor], rows: Sequence[int], dim: int = 0) 
                 tensor.select(dim, target).copy_(tensor.select(dim, source))
 
 
+def _resized(buffer: torch.Tensor, num_slots: int) -> torch.Tensor:
+    """Return a buffer `[..., S, D]` with another number of slots, without copying anything if these are fewer."""
+    size = buffer.shape[-2]
+    if num_slots <= size:
+        return buffer[..., :num_slots, :]
+    with torch.inference_mode(False), torch.no_grad():
+        larger = buffer.new_zeros(*buffer.shape[:-2], num_slots, buffer.shape[-1])
+        larger[..., :size, :] = buffer
+    return larger
+
+
 class FixedLayer(StaticLayer):
     """A layer that writes after lengths that it shares with the other layers, and never changes the lengths.
 
@@ -85,6 +96,13 @@ class FixedLayer(StaticLayer):
         write(self.keys, places, key_states)
         write(self.values, places, value_states)
         return self.keys[:count], self.values[:count]
+
+    def resize(self, capacity: int) -> None:
+        """Change the number of slots; the first ones keep their contents."""
+        self.max_cache_len = capacity
+        if self.is_initialized:
+            for name in ("keys", "values"):
+                setattr(self, name, _resized(getattr(self, name), capacity))
 
     def _places_of_forward(self, count: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Compute where a forward with this many sequences and new positions writes."""
@@ -147,6 +165,13 @@ class FixedCache(Cache):
         """Move these sequences, given in ascending order, to the front."""
         compact((self.lengths, *self._states()), rows)
 
+    def resize(self, capacity: int) -> None:
+        """Change the number of slots of all layers, one layer after the other to need little memory beside them."""
+        self.capacity = capacity
+        for layer in self.layers:
+            if isinstance(layer, FixedLayer):
+                layer.resize(capacity)
+
     def begin_forward(self) -> None:
         """Make the next forward compute again where it writes, even if its first layer is traced and stores nothing."""
         for layer in self.layers:
@@ -176,6 +201,14 @@ class FixedCache(Cache):
     def _states(self) -> list[torch.Tensor]:
         """Return the keys and values of all layers that have any."""
         return [states for layer in self.layers if layer.keys is not None for states in (layer.keys, layer.values)]
+
+    def num_slots(self) -> int:
+        """The fewest slots that a layer's buffers have, which is less than the capacity if a hook has replaced some."""
+        return min((states.shape[2] for states in self._states()), default=self.capacity)
+
+    def num_bytes(self) -> int:
+        """The memory of all keys and values."""
+        return sum(states.nbytes for states in self._states())
 
     def to_dynamic(self, config: Any) -> DynamicCache:
         """Copy the first sequence to a cache that grows, for a target with this configuration."""
@@ -238,11 +271,11 @@ class FixedContext:
     def __init__(self, drafter: DominoDraftModel, capacity: int, num_rows: int = 1):
         config = drafter.config
         self._window = config.draft_window_size
-        if self._window is not None:
-            capacity = min(capacity, self._window + config.num_draft_tokens + 1)
-        self.capacity = capacity
+        self._block_size = config.block_size
+        self._largest = None if self._window is None else self._window + config.num_draft_tokens + 1  # size of the ring
+        self.capacity = self._bounded(capacity)
         device = drafter.device
-        num_slots = capacity + config.block_size
+        num_slots = self.capacity + self._block_size
         size = (config.num_hidden_layers, num_rows, config.num_key_value_heads, num_slots, config.head_dim)
         with torch.inference_mode(False):
             self._keys, self._values = (torch.zeros(size, dtype=drafter.dtype, device=device) for _ in range(2))
@@ -251,6 +284,18 @@ class FixedContext:
         self._count = num_rows  # sequences of the current forward (N)
 
     first = 0  # slot at which the context begins
+
+    def _bounded(self, capacity: int) -> int:
+        if self._largest is None:
+            return capacity
+        return min(capacity, self._largest)
+
+    def resize(self, capacity: int) -> None:
+        """Change the number of slots. A ring that is not as large as it gets has not gone round yet."""
+        self.capacity = self._bounded(capacity)
+        num_slots = self.capacity + self._block_size
+        self._keys = _resized(self._keys, num_slots)
+        self._values = _resized(self._values, num_slots)
 
     def begin_at(self, positions: Sequence[int]) -> None:
         """Start the context of each sequence at these positions, because earlier ones were left out."""
@@ -328,6 +373,10 @@ class FixedContext:
         self._host_lengths = []
         for tensor in (self._keys, self._values, self.starts, self.lengths):
             tensor.zero_()
+
+    def num_bytes(self) -> int:
+        """The memory of all keys and values."""
+        return self._keys.nbytes + self._values.nbytes
 
     def to_dynamic(self) -> ContextCache:
         """Copy the first sequence to a context that grows."""

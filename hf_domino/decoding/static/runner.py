@@ -17,8 +17,9 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.caches import PER_POSITION
+from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import fitting_length
-from hf_domino.decoding.runner import TargetRunner
+from hf_domino.decoding.runner import TargetRunner, shortened_cache
 from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.static.fixed_caches import compact, set_first
 from hf_domino.decoding.static.workspace import Workspace
@@ -40,9 +41,11 @@ class StaticRunner(TargetRunner):
         model_kwargs: dict[str, Any],
         workspace: Workspace,
         is_returned: bool,  # whether the caller gets a cache, which is a copy that grows
+        room: tuple[int, int],  # positions of the largest block, and of the longest text with it
     ):
         super().__init__(target, model_kwargs | {CACHE: workspace.cache}, workspace)
         self._is_returned = is_returned
+        self._widest, self._longest = room
         self._most = drafter.config.num_draft_tokens
         self._host_lengths: list[int] = []  # slots that each sequence fills: the host's copy of the cache's lengths
         self._next_positions: list[int] = []
@@ -63,7 +66,14 @@ class StaticRunner(TargetRunner):
         self._device = input_ids.device
         self._host_lengths = [0] * len(input_ids)
         if len(input_ids) == 1:
-            return super().prefill(input_ids, chunk_size, mask_length)
+            logits, captured = super().prefill(input_ids, chunk_size, mask_length)
+        else:
+            logits, captured = self._prefill_batch(input_ids)
+        if (found := self._executor.cache.num_slots()) < self._executor.capacity:
+            raise shortened_cache(self._executor.capacity, found)
+        return logits, captured
+
+    def _prefill_batch(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, Captured]:
         self._executor.cache.is_batch = True
         embeds = self.kwargs.get("inputs_embeds")
         if embeds is None:
@@ -169,6 +179,14 @@ class StaticRunner(TargetRunner):
     def next_position(self) -> int:
         """The largest position of the next anchors."""
         return max(self._next_positions)
+
+    def reserve(self, prefixes: Prefixes) -> None:
+        """Make room for the next block of each sequence; buffers that move are those of all rounds from here on."""
+        num_positions = max(*self._host_lengths, *prefixes.lengths) + self._widest
+        if self._executor.reserve(num_positions, self._longest) and self._prompt_mask is None:
+            mask = self._tensors["attention_mask"]
+            mask = torch.nn.functional.pad(mask, (0, self._executor.capacity - mask.shape[1]), value=1)
+            self._tensors["attention_mask"] = self._executor.hold("attention_mask", mask)
 
     def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
         """Verify as [`TargetRunner.forward_block`] does; a chain is padded to one of a few widths (W)."""

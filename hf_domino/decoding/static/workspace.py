@@ -10,6 +10,7 @@ kept. It is dropped together with the target or the drafter, and is not taken ag
 
 from __future__ import annotations
 
+import gc
 import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator
@@ -35,6 +36,7 @@ from hf_domino.target.view import TargetModel, has_hooks
 
 CAPACITY_STEP = 64  # capacities are multiples of it, so that texts of nearly the same length share graphs
 LEAST_CAPACITY = 512  # on a GPU, where less saves no time
+KEPT_SHARE = 1 / 8  # of a GPU's memory: buffers that take more are freed after the call, and their graphs with them
 
 # What a layer with PEFT adapters depends on besides weights: which adapters are active, whether they are disabled,
 # which are merged, and their scaling.
@@ -177,10 +179,49 @@ class Workspace(Executor):
         """Copy values like [`~Workspace.hold`], to the target's device."""
         return self.hold(name, values.to(self.device))
 
+    def reserve(self, num_positions: int, most: int) -> bool:
+        """Make room for a text of so many positions, and return whether the buffers moved, which drops all graphs.
+
+        The capacity doubles, because every change costs new graphs. If that takes more memory than there is, it grows
+        by a step.
+
+        Args:
+            num_positions (`int`): Positions needed now.
+            most (`int`): Positions that the text can have in the end.
+        """
+        if num_positions <= self.capacity:
+            return False
+        before = self.capacity
+        self.graphs.clear()
+        for wanted in (min(max(num_positions, 2 * before), max(most, num_positions)), num_positions):
+            try:
+                self._resize(capacity_for(wanted, self.device))
+                return True
+            except torch.OutOfMemoryError:
+                self._resize(before)
+                if wanted == num_positions:
+                    raise
+                free_memory(self.device)
+        raise AssertionError("the last try returns or raises")
+
+    def _resize(self, capacity: int) -> None:
+        self.cache.resize(capacity)
+        self.context.resize(capacity)
+        self.capacity = capacity
+
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
-        """Leave the workspace to the next call; an interrupted call does not do this."""
+        """Leave the workspace to the next call; an interrupted call does not do this, nor one with large buffers."""
+        if self._takes_much():
+            return
         with _lock:
             _idle.setdefault(target, weakref.WeakKeyDictionary())[drafter] = self
+
+    def _takes_much(self) -> bool:
+        """Whether the buffers take so much of a GPU's memory that other work would miss it between calls."""
+        if self.device.type != "cuda":
+            return False
+        total = torch.cuda.get_device_properties(self.device).total_memory
+        return self.cache.num_bytes() + self.context.num_bytes() > KEPT_SHARE * total
 
 
 def _rebuild_input(leaf: Any, tensors: Iterator[torch.Tensor], reads_text: bool) -> Any:
@@ -250,6 +291,14 @@ def capacity_for(num_positions: int, device: torch.device) -> int:
         num_positions = max(num_positions, LEAST_CAPACITY)
         step = max(step, 1 << ((num_positions - 1).bit_length() - 3))  # an eighth to a quarter of `num_positions`
     return -(-num_positions // step) * step
+
+
+def free_memory(device: torch.device) -> None:
+    """Free what idle workspaces hold, and what torch keeps of a GPU's memory for later."""
+    release_workspaces()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def bucket_of(num_rows: int) -> int:

@@ -1,0 +1,181 @@
+"""Caches of fixed shape have room for what is generated, not for what could be, and give way where memory is short."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from builders import left_padded
+from oracle import faults
+from recorded_graphs import recorded_graphs
+from test_families import PROMPT, build
+
+import hf_domino
+from hf_domino._common.cache_name import CACHE
+from hf_domino.integration import assisted_call
+
+STATIC = {"cache_implementation": "static"}
+GREEDY = {"do_sample": False, "max_new_tokens": 130, "pad_token_id": 0}
+SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_k": 20}
+PROMPTS = {"one": [PROMPT[0]], "batch": [PROMPT[0, :5], PROMPT[0], PROMPT[0, 3:12]], "padded": [PROMPT[0, :3]] * 3}
+
+
+@pytest.fixture(scope="module")
+def target():
+    return build("Gemma3")
+
+
+@pytest.fixture(autouse=True)
+def fresh_buffers():
+    hf_domino.release_workspaces()
+    yield
+    hf_domino.release_workspaces()
+
+
+class Memory:
+    """Notes the slots of every new buffer of keys or values in a fixed cache; raises where these are too many."""
+
+    def __init__(self):
+        self.sizes: list[int] = []
+        self.first_limit = self.later_limit = 10**9  # of buffers that are made, and of those that take their place
+
+    def allocate(self, count: int, limit: int) -> None:
+        if count > limit:
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 4.80 GiB.\nIncluding non-PyTorch memory"
+            )
+        self.sizes.append(count)
+
+
+@pytest.fixture
+def memory(monkeypatch):
+    found = Memory()
+    zeros = torch.zeros
+    new_zeros = torch.Tensor.new_zeros
+
+    def first(*size, **options):
+        if len(size) == 1 and isinstance(size[0], tuple) and len(size[0]) == 4:
+            found.allocate(size[0][2], found.first_limit)
+        return zeros(*size, **options)
+
+    def later(tensor, *size, **options):
+        if len(size) == 4:
+            found.allocate(size[2], found.later_limit)
+        return new_zeros(tensor, *size, **options)
+
+    monkeypatch.setattr(torch, "zeros", first)
+    monkeypatch.setattr(torch.Tensor, "new_zeros", later)
+    return found
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        *(pytest.param(some, marks=pytest.mark.slow) for some in ({"draft_window_size": 16}, {"draft_tree_size": 12})),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("prompts", PROMPTS)
+def test_buffers_grow_with_the_text(target, make_drafter, memory, prompts, fields, options):
+    drafter = make_drafter(target, **fields)
+    ids, mask = left_padded(PROMPTS[prompts])
+    if prompts == "padded":
+        ids = torch.nn.functional.pad(ids, (60, 0))
+        mask = torch.nn.functional.pad(mask, (60, 0))
+    plain = {}
+    with recorded_graphs():
+        for extra in ({}, STATIC | {"assistant_model": drafter}):
+            torch.manual_seed(2)
+            plain[len(extra)] = target.generate(ids, attention_mask=mask, **options, **extra).tolist()
+    assert plain[0] == plain[2]
+    found = memory.sizes
+    assert found == sorted(found)
+    assert len(set(found)) > 1
+    assert max(found) <= 2 * (ids.shape[1] + 130)
+
+
+def test_a_long_limit_costs_nothing_until_the_text_is_long(target, make_drafter, memory):
+    plain = target.generate(PROMPT, **GREEDY)
+    options = GREEDY | STATIC | {"max_new_tokens": 10**6, "eos_token_id": int(plain[0, 40])}
+    expected = target.generate(PROMPT, **GREEDY, eos_token_id=options["eos_token_id"])
+    assert target.generate(PROMPT, assistant_model=make_drafter(target), **options).tolist() == expected.tolist()
+    assert max(memory.sizes) <= 128
+
+
+def test_a_capacity_of_the_caller_is_there_from_the_start(target, make_drafter, memory):
+    target.generate(PROMPT, assistant_model=make_drafter(target), **GREEDY, **STATIC, max_cache_len=300)
+    assert set(memory.sizes) == {320}
+
+
+@pytest.mark.parametrize("prompts", ["one", "batch"])
+@pytest.mark.parametrize("how", ["by name", "by default"])
+def test_caches_grow_where_fixed_shapes_take_more_memory_than_there_is(
+    target, make_drafter, memory, monkeypatch, prompts, how
+):
+    drafter = make_drafter(target)
+    ids, mask = left_padded(PROMPTS[prompts])
+    options = SAMPLED | {"attention_mask": mask, "max_new_tokens": 30}
+    torch.manual_seed(2)
+    plain = target.generate(ids, **options)
+    left_at = torch.get_rng_state()
+    if how == "by name":
+        options |= STATIC
+    else:
+        monkeypatch.setattr(assisted_call, "uses_static_by_default", lambda input_ids: True)
+    memory.first_limit = 0
+    torch.manual_seed(2)
+    assert target.generate(ids, assistant_model=drafter, **options).tolist() == plain.tolist()
+    assert torch.equal(torch.get_rng_state(), left_at)
+    assert drafter.stats.why_growing.endswith(
+        "more memory than there is: CUDA out of memory. Tried to allocate 4.80 GiB."
+    )
+    memory.first_limit = 10**9
+    torch.manual_seed(2)
+    assert target.generate(ids, assistant_model=drafter, **options).tolist() == plain.tolist()
+    assert drafter.stats.why_growing is None
+
+
+def test_buffers_grow_by_a_step_where_there_is_no_memory_for_twice_as_much(target, make_drafter, memory):
+    drafter = make_drafter(target)
+    plain = target.generate(PROMPT, **GREEDY | {"max_new_tokens": 180})
+    options = GREEDY | STATIC | {"max_new_tokens": 180}
+    memory.later_limit = 150
+    with faults(plain.tolist(), target.config.vocab_size):
+        with pytest.raises(torch.OutOfMemoryError, match="out of memory"):  # the text itself takes more
+            target.generate(PROMPT, assistant_model=drafter, **options)
+        memory.later_limit = 200
+        options["max_new_tokens"] = 150
+        text = target.generate(PROMPT, assistant_model=drafter, **options)
+    assert text.tolist() == plain[:, : PROMPT.shape[1] + 150].tolist()
+    assert max(memory.sizes) == 192
+
+
+@pytest.mark.parametrize("is_static", [False, True], ids=["growing", "fixed shape"])
+@pytest.mark.parametrize("prompts", ["one", "batch"])
+def test_a_hook_that_shortens_the_cache_is_refused_by_name_and_runs_plain_by_default(
+    make_drafter, monkeypatch, prompts, is_static
+):
+    """As hooks that compress the prompt's keys and values do."""
+    monkeypatch.setattr(assisted_call, "uses_static_by_default", lambda input_ids: is_static)
+    target = build("Qwen2")
+    ids, mask = left_padded(PROMPTS[prompts])
+
+    def shorten(module, args, kwargs, outputs):
+        layer = kwargs[CACHE].layers[module.layer_idx]
+        if kwargs["hidden_states"].shape[1] > 8:
+            layer.keys = layer.keys[:, :, -12:]
+            layer.values = layer.values[:, :, -12:]
+
+    for layer in target.model.layers:
+        layer.self_attn.register_forward_hook(shorten, with_kwargs=True)
+    options = GREEDY | {"max_new_tokens": 20, "attention_mask": mask}
+    torch.manual_seed(2)
+    plain = target.generate(ids, **options)
+    drafter = make_drafter(target)
+    with pytest.raises(ValueError, match=r"length of the target's cache after a forward must be .* remove the hook"):
+        target.generate(ids, assistant_model=drafter, **options)
+    hf_domino.attach(target, drafter)
+    assert target.generate(ids, **options).tolist() == plain.tolist()
+    assert hf_domino.attached(target).num_drafted == 0
+    assert list(hf_domino.attached(target).num_plain.values()) == [1]

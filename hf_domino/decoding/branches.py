@@ -70,7 +70,7 @@ class DraftBranches(ABC):
         self._target = target
         self._hidden = hidden[:, : self.num_depths]
         self.prefixes = prefixes
-        self.distribution = distribution.over(drafter.vocabulary)
+        self.distribution = distribution.over(drafter.vocabulary.of_target(target))
         self._is_tree = is_tree
         self.texts = prefixes.last()[:, :0, None].mT  # tokens of each branch: [B, 1, 0], one token longer per depth
         self._noise = noise

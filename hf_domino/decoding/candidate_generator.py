@@ -131,7 +131,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.policy = policy_for(
             self, drafter, target_model, self.num_assistant_tokens, self._do_sample, self.executor.is_fixed
         )
-        self.lookup = PromptLookup.of_call(generation_config, drafter.config)
+        self.lookup = PromptLookup.of_call(generation_config, drafter.config, self.target.text_config.vocab_size)
         self._session = self._new_session()
         # The remaining attributes serve the interface of Transformers' loop.
         self._stats = DecodingStats.of_rows(self.num_assistant_tokens, 1)

@@ -120,13 +120,14 @@ class PromptLookup:
         self._texts: defaultdict[int, Text] = defaultdict(Text)
 
     @classmethod
-    def of_call(cls, config: GenerationConfig, drafter_config: DominoConfig) -> PromptLookup:
+    def of_call(cls, config: GenerationConfig, drafter_config: DominoConfig, vocab_size: int) -> PromptLookup:
         """Create the prompt lookup that the `prompt_lookup_num_tokens` of a call asks for.
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
             drafter_config ([`DominoConfig`]): The drafter's configuration. In rounds of fixed shape, its
                 `num_draft_tokens` limits the number of proposals.
+            vocab_size (`int`): The target's number of tokens.
         """
         most = config.prompt_lookup_num_tokens or 0
         is_static = config.cache_implementation == "static"
@@ -134,7 +135,7 @@ class PromptLookup:
             longest = drafter_config.num_draft_tokens
             lengths = {fitting_length(length, longest) for length in range(longest + 1)}
             most = max(length for length in lengths if length <= most)
-        return cls(most, drafter_config.vocab_size, is_static)
+        return cls(most, vocab_size, is_static)
 
     def offer(self, prefixes: Prefixes, room: int, price: float) -> Offer | None:
         """Offer as many proposals as are worth their time; None if there are none.

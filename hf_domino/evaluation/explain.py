@@ -195,7 +195,7 @@ def _explain(
     if tree.parents is not None:
         parents = tree.parents[0].cpu()
     behind = Prefixes(seen.ids[parents], [seen.lengths[parent] for parent in parents], [0] * tree.num_nodes)
-    draft_distribution = session.distribution.over(drafter.vocabulary)
+    draft_distribution = session.distribution.over(drafter.vocabulary.of_target(session.target))
     depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
     base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, depths, seen)
     read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]

@@ -74,7 +74,10 @@ def _wrap_validation(original: Callable) -> Callable:
             generation_mode = _assisted_call().check_call(
                 self, generation_mode, generation_config, generation_mode_kwargs
             )
-        elif assistant is None and (default := default_of(self)) is not None:
+            # Transformers would take a drafter with another vocab_size, such as without padding, for another tokenizer.
+            others = {name: value for name, value in generation_mode_kwargs.items() if name != "assistant_model"}
+            return original(self, generation_mode, generation_config, others)
+        if assistant is None and (default := default_of(self)) is not None:
             _assisted_call().count_mode(default, generation_mode)
         return original(self, generation_mode, generation_config, generation_mode_kwargs)
 

@@ -31,6 +31,10 @@ class DraftVocabulary:
 
     is_reduced = False
 
+    def of_target(self, target: TargetModel) -> DraftVocabulary:
+        """Return the vocabulary for a target, which can have another number of tokens than the drafter was made for."""
+        return self
+
     def total(self, num_columns: int) -> int:
         """The number of the target's tokens (V), given the number of columns (D)."""
         return num_columns
@@ -140,6 +144,9 @@ class ReducedVocabulary(DraftVocabulary):
             self._token_ids = ids_of(self._d2t)
         return self._token_ids
 
+    def of_target(self, target: TargetModel) -> DraftVocabulary:
+        return ReducedVocabulary(target.text_config.vocab_size, self._d2t)
+
     def total(self, num_columns: int) -> int:
         return self._num_tokens
 
@@ -155,7 +162,7 @@ class ReducedVocabulary(DraftVocabulary):
         return target.logits(hidden_states, partial(linear, weight=weight, bias=bias), scaling)
 
     def prepare(self, target: TargetModel) -> int | None:
-        check_d2t(self._d2t, self._num_tokens, "the drafter's d2t")
+        check_d2t(self._d2t, target.text_config.vocab_size, "the drafter's d2t")
         head = target.readable_head
         if head is None:
             return None

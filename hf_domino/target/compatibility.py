@@ -63,7 +63,7 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
             raise invalid_argument(
                 f"the drafter's {field}", f"{expected} (the target's {target_field})", value, OWN_DRAFTER
             )
-    _fit_vocabulary(config, text.vocab_size)
+    _check_vocabulary(config, text.vocab_size)
     allowed = readable_layers(config, text.num_hidden_layers)
     layer_ids = config.layer_ids(text)
     if len(layer_ids) != config.num_captured or not all(layer in allowed for layer in layer_ids):
@@ -80,10 +80,10 @@ def check_target(config: DominoConfig, target: PreTrainedModel) -> None:
         raise invalid_argument("the drafter's target_model_type", expected, config.target_model_type, remedy)
 
 
-def _fit_vocabulary(config: DominoConfig, size: int) -> None:
-    """Set a drafter's `vocab_size` to the target's, which may include padding and added tokens.
+def _check_vocabulary(config: DominoConfig, size: int) -> None:
+    """Raise an error if a target's `vocab_size` differs from the drafter's and a weight of the drafter depends on it.
 
-    Raise an error if a weight of the drafter depends on the size.
+    Otherwise it may differ, because it can count padding and added tokens.
     """
     if config.vocab_size == size:
         return
@@ -101,7 +101,6 @@ def _fit_vocabulary(config: DominoConfig, size: int) -> None:
             "the drafter's vocab_size", f"{size} (the target's vocab_size)", config.vocab_size, remedy
         )
     sized.check()
-    config.vocab_size = size
 
 
 def unwrapped(model: Any) -> Any:

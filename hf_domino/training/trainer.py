@@ -127,6 +127,7 @@ class DominoTrainer(Trainer):
         given = model
         model = drafter_of(model) or model
         check_target(model.config, target)
+        model.config.vocab_size = target.config.get_text_config(decoder=True).vocab_size  # it is saved for this target
         check_causal(target)
         model.config.check_supports("training")
         if args.gradient_checkpointing:

@@ -258,3 +258,27 @@ def test_a_view_has_the_tokens_of_its_drafter(tiny_drafter):
     for drafter, size in ((tiny_drafter, 7), (small, 6), (small, None)):
         with pytest.raises(ValueError, match=r"draft_vocab_size must be .*drafter.restricted\(token_ids\)"):
             drafter.view(draft_vocab_size=size)
+
+
+def test_one_drafter_serves_targets_with_different_padding_of_the_vocabulary(tiny_llama, make_drafter):
+    """Even while another call runs: meeting a target changes nothing in the drafter's configuration."""
+    padded = copy.deepcopy(tiny_llama)
+    padded.resize_token_embeddings(VOCAB_SIZE + 8)
+    drafter = make_drafter(tiny_llama).restricted(IDS)
+    before = drafter.config.to_json_string(use_diff=False)
+    options = {"max_new_tokens": 16, "do_sample": False, "repetition_penalty": 1.3, "eos_token_id": -1}
+    prompt = torch.arange(5, 12)[None]
+    plain = {target: target.generate(prompt, **options) for target in (tiny_llama, padded)}
+
+    class Nested:
+        """Generates with the other target while the first one streams."""
+
+        def put(self, value):
+            if value.dim() == 1:
+                assert torch.equal(padded.generate(prompt, assistant_model=drafter, **options), plain[padded])
+
+        def end(self): ...
+
+    text = tiny_llama.generate(prompt, assistant_model=drafter, streamer=Nested(), **options)
+    assert torch.equal(text, plain[tiny_llama])
+    assert drafter.config.to_json_string(use_diff=False) == before

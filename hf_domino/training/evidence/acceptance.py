@@ -114,7 +114,7 @@ def accept_lengths(
     """
     input_ids = batch["input_ids"]
     config = drafter.config
-    vocabulary = drafter.vocabulary
+    vocabulary = drafter.vocabulary.of_target(target)
     end = max(input_ids.shape[1] - config.num_draft_tokens, first_anchor)
     anchors = torch.arange(first_anchor, end, device=input_ids.device)
     if not len(anchors):

@@ -61,7 +61,7 @@ def test_outputs_are_equal_and_rounds_are_counted_and_timed(rows_file):
     for row in measured(read_rows(rows_file)):
         assert row["new_tokens"] <= 8
         assert row["equals_plain"] is True or (row["mode"] == "sample" and not keeps_seed(row["method"]))
-        if row["method"] == "plain":
+        if row["method"] in ("plain", "packed"):
             assert (row["num_rounds"], row["acceptance_length"], row["acceptance_rate_at"]) == (0, None, None)
         else:
             if row["num_drafted"]:
@@ -115,7 +115,7 @@ def test_a_drafter_of_another_kind_has_its_own_name(bench, tiny_pair_folder, tmp
 def test_batches(bench):
     _, rows, out, _ = bench("--temperature", "0", "--batch-size", "2", "--methods", "all")
     assert [row["method"] for row in measured(rows)] == [
-        *("plain", "recycling", "domino", "domino_adaptive", "domino_lookup"),
+        *("plain", "packed", "recycling", "recycling_lookup", "domino", "domino_adaptive", "domino_lookup"),
     ]
     assert all(len(row["sources"]) == 2 and row["new_tokens"] <= 16 for row in measured(rows))
     assert "prompt lookup (Transformers decodes it one sequence at a time)" in out
@@ -125,12 +125,15 @@ def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(bench, t
     _, rows, out, err = bench("--assistant", str(tiny_pair_folder))
     assert {row["method"] for row in rows} == {
         "plain",
+        "packed",
         "prompt_lookup",
         "assistant",
         "domino_adaptive",
         "domino_lookup",
     }
-    assert re.match(r"methods: plain generate, prompt lookup, [^\n]*; texts of each: 4, repeats: 2\n", err)
+    assert re.match(
+        r"methods: plain generate, plain, packed, prompt lookup, [^\n]*; texts of each: 4, repeats: 2\n", err
+    )
     last = out.splitlines()[-1]
     assert out.split()[0] == "greedy,"
     assert "|" not in out
@@ -192,8 +195,8 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, bench, monkeypatc
 @pytest.mark.parametrize(
     ("given", "methods"),
     [
-        ("", ["plain", "prompt_lookup", "recycling"]),
-        ("--drafter recycling", ["plain", "prompt_lookup", "recycling"]),
+        ("", ["plain", "packed", "prompt_lookup", "recycling", "recycling_lookup"]),
+        ("--drafter recycling", ["plain", "packed", "prompt_lookup", "recycling", "recycling_lookup"]),
         ("--methods prompt_lookup", ["plain", "prompt_lookup"]),
         ("--methods recycling", ["plain", "recycling"]),
     ],
@@ -257,7 +260,7 @@ def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
     few = ["--max-new-tokens", "120", "--num-prompts", "1"]
     _, rows, found, _ = bench(*flags, *few)
     named = ["tiny-dflash (DFlash)", "tiny-domino (Domino)"]
-    assert [row["method"] for row in measured(rows)] == 2 * ["plain", "prompt_lookup", *named]
+    assert [row["method"] for row in measured(rows)] == 2 * ["plain", "packed", "prompt_lookup", *named]
     drafted = [row for row in measured(rows) if row["method"] in named]
     assert all(row["equals_plain"] for row in drafted)
     compared = re.findall(r"^(.*): tiny-domino \(Domino\) over tiny-dflash .* 1 equal prompt\.$", found, re.M)
@@ -274,9 +277,9 @@ def test_drafters_of_several_kinds_are_compared(bench, tiny_pair_folder):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--methods plain,magic", "--methods must be all or some of plain, prompt_lookup, .*, got 'magic'"),
+        ("--methods plain,magic", "--methods must be all or some of plain, packed, prompt_lookup, .*, got 'magic'"),
         ("--methods assistant", "--methods assistant must be given with --assistant"),
-        ("--methods lean", "--methods must be all or some of plain, prompt_lookup, .*, got 'lean'"),
+        ("--methods lean", "--methods must be all or some of plain, packed, prompt_lookup, .*, got 'lean'"),
         ("--repeats 0", "--repeats must be at least 1, got 0"),
         ("--columns speed", "--columns must be some of time_to_first_token, peak_memory, got 'speed'"),
         ("--seed -1", r"--seed must be in \[0, 4294967295\], got -1"),

@@ -35,6 +35,7 @@ LOOKUP = "prompt_lookup"
 RECYCLED = ("recycling", "recycling_lookup")
 WITH_LOOKUP = "domino_lookup"
 DEFAULT = (BASELINE, PACKED, LOOKUP, "domino_adaptive", WITH_LOOKUP)
+FREE = (PACKED, LOOKUP, *RECYCLED)  # the default for a target without a drafter
 ALL = "all"
 # Transformers' own assistants decode one sequence at a time, and with sampling, their texts differ from those of plain
 # generation.

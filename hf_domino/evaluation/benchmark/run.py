@@ -13,11 +13,11 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino.data.prompts import read_prompts
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
-from hf_domino.evaluation.benchmark.options import ALL, BenchOptions, keeps_seed
+from hf_domino.evaluation.benchmark.options import ALL, FREE, BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
-from hf_domino.pair import NO_DRAFTER, choose_dtype, load_pair, prompts_for
+from hf_domino.pair import NO_DRAFTER, RECYCLING, choose_dtype, load_pair, prompts_for
 
 EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of plain generation
 
@@ -44,9 +44,13 @@ def benchmark(options: BenchOptions) -> list[Row]:
         others=others,
         is_drafted=options.needs_drafter,
     )
+    is_free = pair.drafter is None or list(pair.drafters) == [RECYCLING]
     if pair.drafter is None and (options.methods in (None, (ALL,)) or options.tree_size is not None):
         pair = pair.recycled()
         print(NO_DRAFTER, file=sys.stderr)
+    if is_free and options.methods is None and options.tree_size is None:
+        pair = replace(pair, drafters={})
+        options = replace(options, methods=FREE)
     methods, skipped = choose_methods(pair, options)
     prompts, whose = prompts_for(pair, options.prompts)
     prompts = prompts[: options.num_prompts]

@@ -6,6 +6,7 @@ allowed to publish a target, the checkout has only its drafter.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -208,7 +209,7 @@ def load_pair(
     )
 
 
-def is_recycling(drafter: str | Path | None) -> bool:
+def is_recycling(drafter: str | os.PathLike | None) -> bool:
     """Return whether a drafter's name means token recycling, not a folder with that name."""
     return str(drafter) == RECYCLING and not Path(RECYCLING).is_dir()
 

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
+from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models, with_lookup
 
 if TYPE_CHECKING:
     import torch
@@ -37,6 +37,7 @@ def run(options: argparse.Namespace) -> None:
 
     arguments = choice_of(options)
     pair = load_models(options)
+    arguments = with_lookup(arguments, pair)
     conversation = Conversation(pair, options.system)
     how = ""
     if not pair.is_chat:

@@ -62,6 +62,7 @@ def number(least: float, most: float = math.inf, kind: type = int) -> Callable[[
     return read
 
 
+LOOKUP_TOKENS = 10  # what prompt lookup proposes beside token recycling
 positive_int = number(1)
 thread_count = number(1, 1024)  # torch starts as many threads as it is told to
 
@@ -107,7 +108,8 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
         "--lookup-tokens",
         type=positive_int,
         metavar="N",
-        help="prompt lookup: a round may propose up to N tokens that followed the same words earlier in the text",
+        help="prompt lookup: a round may propose up to N tokens that followed the same words earlier in the text "
+        f"(default: none, and {LOOKUP_TOKENS} with token recycling)",
     )
 
 
@@ -163,6 +165,13 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
         arguments["do_sample"] = False
     elif given:
         arguments |= {"do_sample": True} | given
+    return arguments
+
+
+def with_lookup(arguments: dict[str, Any], pair: Pair) -> dict[str, Any]:
+    """Add prompt lookup to the arguments of `generate` where token recycling drafts, unless a number was chosen."""
+    if arguments["prompt_lookup_num_tokens"] is None and pair.drafter.config.learns_while_drafting:
+        return arguments | {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
     return arguments
 
 

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models
+from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models, with_lookup
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
@@ -47,6 +47,7 @@ def run(options: argparse.Namespace) -> int:
 
     arguments = choice_of(options)
     pair = load_models(options)
+    arguments = with_lookup(arguments, pair)
     asked = _asked(pair, prompt)
     console = Console(highlight=False, soft_wrap=options.compare)
     if options.compare:

@@ -21,7 +21,8 @@ EXAMPLES = """\
   hf-domino run --drafter my-drafter lm_eval run -a pretrained=my-target -t gsm8k
   hf-domino run --drafter my-drafter --log-calls transformers serve my-target
 
-The drafter's configuration records which model its target is. Other models generate as usual.
+The drafter's configuration records which model its target is. Other models generate as usual. With recycling, all
+models draft.
 In Python, use hf_domino.attach(target, drafter).
 """
 
@@ -29,7 +30,7 @@ In Python, use hf_domino.attach(target, drafter).
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino run`."""
     add = parser.add_argument
-    add("--drafter", required=True, help="folder or Hub name of the drafter")
+    add("--drafter", required=True, help="folder or Hub name of the drafter, or recycling, which fits every target")
     add("--log-calls", action="store_true", help="print the tokens and the speed of each call of generate")
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program to start, with its arguments")
 
@@ -38,10 +39,12 @@ def run(options: argparse.Namespace) -> None:
     """Run `hf-domino run`, which replaces this process with the command."""
     from hf_domino.formats.adapters import drafter_config
     from hf_domino.integration import patch
-    from hf_domino.pair import find_drafter
+    from hf_domino.pair import find_drafter, is_recycling
 
-    drafter = find_drafter(options.drafter)
-    drafter_config(drafter)  # raises an error if it is not a drafter
+    drafter = options.drafter
+    if not is_recycling(drafter):
+        drafter = find_drafter(drafter)
+        drafter_config(drafter)  # raises an error if it is not a drafter
     words = options.words
     if words[:1] == ["--"]:  # as it is often written between a command's own flags and those of the program
         words = words[1:]

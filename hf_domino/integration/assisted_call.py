@@ -31,7 +31,8 @@ from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import check_is_target, check_source
 from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
 from hf_domino.integration.default_drafter import Attached, detach, set_default
-from hf_domino.methods import DominoDraftModel
+from hf_domino.methods import DominoDraftModel, recycling
+from hf_domino.pair import is_recycling
 from hf_domino.target.compatibility import check_target, fitting_drafter, unwrapped
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
@@ -137,7 +138,8 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
 def meet(target: PreTrainedModel, name: str) -> None:
     """Attach the drafter called `name` to a target if it was made for this target, and log the outcome."""
     try:
-        check_recorded(drafter_config(name), target)
+        if not is_recycling(name):
+            check_recorded(drafter_config(name), target)
         set_default(*default_pair(target, name))
         notice(f"{name} drafts for {target.name_or_path}.")
     except ValueError as error:
@@ -195,16 +197,19 @@ def decode_by_default(
 
 def check_names(model: Any, drafter: str | os.PathLike) -> None:
     """Raise an error for a wrong name, or a drafter in place of the target, before a pipeline loads anything."""
-    check_source(os.fspath(drafter), "assistant_model")
+    if not is_recycling(drafter):
+        check_source(os.fspath(drafter), "assistant_model")
     if isinstance(model, (str, os.PathLike)):
         check_is_target(os.fspath(model), "model")
 
 
 def pipeline_drafter(target: PreTrainedModel, assistant: Any, **download: Any) -> DominoDraftModel | None:
-    """Return a pipeline's drafter, given as a model, path or Hub name; None if the name holds another kind of model."""
+    """Return a pipeline's drafter, given as a model, path, Hub name or `"recycling"`; None for another model's name."""
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
+        if is_recycling(assistant):
+            return recycling(target)
         check_source(os.fspath(assistant), "assistant_model", **download)
         found = format_of(stored_config(assistant, download))
         if found in (None, MUSE_GLIMMER):  # Transformers runs these assistants itself

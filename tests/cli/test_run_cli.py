@@ -83,6 +83,17 @@ def test_a_program_drafts_where_the_target_is_the_drafters(models, tmp_path):
     assert len([line for line in said if line.startswith("hf_domino: 24 tokens in ")]) == 7
 
 
+def test_with_recycling_every_model_of_a_program_drafts(models, tmp_path):
+    script = "import sys, torch; from transformers import AutoModelForCausalLM as A; words = torch.tensor([[5, 6]])\n"
+    script += "for name in sys.argv[1:]: A.from_pretrained(name).generate(words, max_new_tokens=2)"
+    command = [*RUN, "--drafter", "recycling", "python", "-c", script, models[0], models[2]]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots()))}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for folder in (models[0], models[2]):
+        assert f"hf_domino: recycling drafts for {folder}." in done.stderr
+
+
 def roots():
     """Where the packages lie, for a process of another folder."""
     return CARDS.parent, CARDS.parent / "kernels" / "torch-ext"

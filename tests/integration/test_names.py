@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import huggingface_hub
 import pytest
+import torch
 import transformers
 
+import hf_domino
 from hf_domino import DominoDraftModel
 
 pytestmark = pytest.mark.transformers
@@ -60,3 +62,25 @@ def test_not_cached_and_offline(offline, saved_pair):
 def test_a_drafter_is_no_model_to_generate_with(saved_pair):
     with pytest.raises(ValueError, match=r"model must be a target, got 'a drafter .*swapped\?"):
         pipeline(model=str(saved_pair[1]), assistant_model=str(saved_pair[0]))
+
+
+def test_recycling_is_a_name_that_every_target_has(offline, saved_pair, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    plain = pipeline(model=str(saved_pair[0]))
+    generator = pipeline(model=str(saved_pair[0]), assistant_model="recycling")
+    assert generator(TEXT, **OPTIONS) == plain(TEXT, **OPTIONS)
+    assert generator.assistant_model.config.projector_type == "recycling"
+    inputs = plain.tokenizer(TEXT, return_tensors="pt")
+    expected = plain.model.generate(**inputs, **OPTIONS)
+    for _ in range(2):
+        assert torch.equal(plain.model.generate(**inputs, assistant_model="recycling", **OPTIONS), expected)
+    hf_domino.attach(plain.model, "recycling")
+    assert torch.equal(plain.model.generate(**inputs, **OPTIONS), expected)
+    assert hf_domino.attached(plain.model).num_drafted == 1
+    # What it has learnt is kept for later calls that name it.
+    first = hf_domino.attached(plain.model).drafter
+    hf_domino.attach(plain.model, "recycling")
+    assert hf_domino.attached(plain.model).drafter is first
+    (tmp_path / "recycling").mkdir()  # a folder of that name is the folder
+    with pytest.raises(ValueError, match="recycling"):
+        plain.model.generate(**inputs, assistant_model="recycling", **OPTIONS)

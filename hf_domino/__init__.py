@@ -15,6 +15,7 @@ from hf_domino.integration.patch import attach, install, is_installed, uninstall
 
 if TYPE_CHECKING:
     from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
+    from hf_domino.decoding.lookup_memory import LookupMemory
     from hf_domino.decoding.static.workspace import release_workspaces
     from hf_domino.evaluation.check import CheckResult, WidthProbe, check_fit, probe_width
     from hf_domino.evaluation.explain import Round, explain_round
@@ -32,6 +33,7 @@ __all__ = [
     "DominoCandidateGenerator",
     "DominoConfig",
     "DominoDraftModel",
+    "LookupMemory",
     "Round",
     "WidthProbe",
     "attach",
@@ -58,6 +60,7 @@ _LATER = {
     "probe_width": "evaluation.check",
     "DominoConfig": "methods",
     "DominoCandidateGenerator": "decoding.candidate_generator",
+    "LookupMemory": "decoding.lookup_memory",
     "release_workspaces": "decoding.static.workspace",
     "DominoDraftModel": "methods",
     "Round": "evaluation.explain",

@@ -16,6 +16,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.checks import check_range
+from hf_domino.decoding.lookup_memory import LookupMemory, check_memory
 from hf_domino.integration.default_drafter import attached, detach
 from hf_domino.integration.patch import attach
 from hf_domino.statistics.stats import DecodingStats
@@ -40,6 +41,9 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
     Each checkpoint then has a folder `drafter` with the drafter, its optimizer and these rollouts. If you resume
     training from a checkpoint in `output_dir`, they are restored.
 
+    Rollouts also use prompt lookup in earlier rollouts, above all in other answers to the same prompt. The training has
+    a memory of its own for this, which is not part of checkpoints.
+
     The callback adds these figures to the training logs: `rollout/tokens_per_forward`, `rollout/tokens_per_second`,
     `rollout/share_paused` (the share of rounds that were plain decode steps because drafting did not pay off),
     `rollout/drafter_age` (optimizer steps of the policy since the drafter was last trained) and, with `update_every`,
@@ -56,6 +60,9 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         buffer_tokens (`int`, *optional*, defaults to 16384): Maximum size of the buffer of rollouts that updates choose
             from, in tokens, prompts included. The newest rollout is kept even if it is longer.
         learning_rate (`float`, *optional*, defaults to 5e-4): Learning rate of these updates.
+        memory ([`LookupMemory`] or `bool`, *optional*, defaults to `True`): The memory for prompt lookup, which is the
+            drafter's `memory` during the training. `True` makes a new one, and `False` leaves the drafter's own, which
+            usually is none.
 
     Raises:
         ValueError: If a number is out of range, or, when training begins, if the drafter does not fit the policy or
@@ -78,6 +85,7 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         update_steps: int = 4,
         buffer_tokens: int = 16384,
         learning_rate: float = 5e-4,
+        memory: LookupMemory | bool = True,
     ):
         check_range("update_every", update_every, 0, hint="0 to leave the drafter as it is")
         check_range("update_steps", update_steps, 1, hint="left out: 4")
@@ -88,7 +96,12 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         self.update_steps = update_steps
         self.buffer_tokens = buffer_tokens
         self.learning_rate = learning_rate
+        if not isinstance(memory, bool):
+            check_memory(memory, "memory")
+        self.memory = memory
         self._policy: Any = None
+        self._drafter: Any = None
+        self._memory_before: LookupMemory | None = None
         self._follower: Follower | None = None
         self._begin_log()
 
@@ -110,6 +123,12 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
             )
         default = attached(model)
         assert default is not None
+        self._drafter = default.drafter
+        self._memory_before = default.drafter.memory
+        if self.memory is True:
+            default.drafter.memory = LookupMemory()
+        elif isinstance(self.memory, LookupMemory):
+            default.drafter.memory = self.memory
         default.drafter.to(model.device)
         default.on_call = self._count
         if self.update_every:
@@ -143,8 +162,9 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
 
     def __exit__(self, *error: Any) -> None:
         if self._policy is not None:
+            self._drafter.memory = self._memory_before
             detach(self._policy)
-        self._policy = self._follower = None
+        self._policy = self._drafter = self._follower = None
 
     def _count(self, sequences: torch.Tensor, attention_mask: torch.Tensor | None, stats: DecodingStats) -> None:
         """Count a `generate` call of the training for the next log, and keep its sequences to train the drafter on."""

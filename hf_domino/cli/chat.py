@@ -25,7 +25,7 @@ COMMANDS = "/new: forget the conversation; /quit: end (or Ctrl-D)"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino chat`."""
     parser.add_argument("--system", help="system message, for a target with a chat template")
-    add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=512)
+    add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=512, lookup_tokens=10)
     add_models(parser.add_argument_group("models"))
 
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
 
 @dataclass
 class Conversation:
-    """The messages so far, and the target's cache of them.
+    """The messages so far, the target's cache of them, and the drafter's memory of their texts.
 
     Args:
         pair ([`Pair`]): The target that answers, with its drafter.
@@ -75,6 +75,9 @@ class Conversation:
     _cache: Any = None
 
     def __post_init__(self) -> None:
+        from hf_domino.decoding.lookup_memory import LookupMemory
+
+        self.pair.drafter.memory = LookupMemory()
         if self.system is None:
             return
         if not self.pair.is_chat:

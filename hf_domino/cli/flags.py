@@ -90,7 +90,7 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False, is_drafte
     add("--threads", type=thread_count, help="number of CPU threads (default: chosen by torch)")
 
 
-def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
+def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int, lookup_tokens: int | None = None) -> None:
     """Add flags for how tokens are chosen, which [`choice_of`] reads; the target's configuration decides the rest."""
     add = group.add_argument
     own = "(default: as the target's generation configuration says)"
@@ -108,8 +108,9 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
         "--lookup-tokens",
         type=positive_int,
         metavar="N",
+        default=lookup_tokens,
         help="prompt lookup: a round may propose up to N tokens that followed the same words earlier in the text "
-        f"(default: none, and {LOOKUP_TOKENS} with token recycling)",
+        f"(default: {lookup_tokens or f'none, and {LOOKUP_TOKENS} with token recycling'})",
     )
 
 

@@ -20,6 +20,7 @@ EXAMPLES = """\
   hf-domino run --drafter my-drafter python script.py
   hf-domino run --drafter my-drafter lm_eval run -a pretrained=my-target -t gsm8k
   hf-domino run --drafter my-drafter --log-calls transformers serve my-target
+  hf-domino run --drafter my-drafter --memory texts.safetensors python script.py
 
 The drafter's configuration records which model its target is. Other models generate as usual. With recycling, all
 models draft.
@@ -31,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino run`."""
     add = parser.add_argument
     add("--drafter", required=True, help="folder or Hub name of the drafter, or recycling, which fits every target")
+    add(
+        "--memory",
+        metavar="FILE",
+        help="prompt lookup in the texts of earlier calls, which are read from FILE and saved there at the end",
+    )
     add("--log-calls", action="store_true", help="print the tokens and the speed of each call of generate")
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program to start, with its arguments")
 
@@ -56,6 +62,9 @@ def run(options: argparse.Namespace) -> None:
     if (flag := _isolating_flag([*_interpreter_of(program), *words])) is not None:
         remedy = "With it, Python imports nothing that prepares the drafter; leave it out, or call hf_domino.attach."
         raise invalid_argument("Python's flags in COMMAND", f"none of {ISOLATING_FLAGS}", flag, remedy)
+    memory = {}
+    if options.memory is not None:
+        memory["HF_DOMINO_MEMORY"] = _checked_memory(options.memory)
     startup = Path(patch.__file__).with_name("startup")
     if Path(drafter).is_dir():
         drafter = str(Path(drafter).absolute())
@@ -66,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
         "PATH": path,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(startup), os.environ.get("PYTHONPATH")))),
     }
-    os.execve(program, words, os.environ | added)
+    os.execve(program, words, os.environ | added | memory)
 
 
 def _interpreter_of(program: str) -> list[str]:
@@ -97,3 +106,15 @@ def _isolating_flag(words: Sequence[str]) -> str | None:
         elif is_python and not word.startswith("-"):
             return None  # the script; what follows are its own arguments
     return None
+
+
+def _checked_memory(name: str) -> str:
+    """Return the absolute path of a memory's file; raise an error if it holds something else or cannot be written."""
+    from hf_domino._common.atomic_writes import check_writable
+    from hf_domino.decoding.lookup_memory import LookupMemory
+
+    path = Path(name).absolute()
+    check_writable(path.parent, "--memory")
+    if path.exists():
+        LookupMemory.load(path)
+    return str(path)

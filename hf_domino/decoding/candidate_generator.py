@@ -29,7 +29,7 @@ from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.policy import most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.prompt_lookup import PromptLookup
+from hf_domino.decoding.prompt_lookup import PromptLookup, num_padding
 from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.sampling import TokenDistribution
@@ -60,7 +60,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         target_model (`PreTrainedModel`): The model that generates.
         generation_config (`GenerationConfig`): The merged configuration of the call. `num_assistant_tokens` limits how
             many tokens a round drafts along one path. `prompt_lookup_num_tokens` turns on prompt lookup, and limits how
-            many tokens it proposes in a round.
+            many tokens it proposes in a round. A drafter with a `memory` looks up 10 tokens without it.
         logits_processor (`LogitsProcessorList`, *optional*): The logits processors of the call. Drafting applies those
             that keep no state. Defaults to none.
         model_kwargs (`dict`, *optional*): The keyword arguments of the target's forward. They are not kept, because
@@ -131,7 +131,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.policy = policy_for(
             self, drafter, target_model, self.num_assistant_tokens, self._do_sample, self.executor.is_fixed
         )
-        self.lookup = PromptLookup.of_call(generation_config, drafter.config, self.target.text_config.vocab_size)
+        self.lookup = PromptLookup.of_call(generation_config, drafter, self.target.text_config.vocab_size)
         self._session = self._new_session()
         # The remaining attributes serve the interface of Transformers' loop.
         self._stats = DecodingStats.of_rows(self.num_assistant_tokens, 1)
@@ -278,7 +278,7 @@ class DominoCandidateGenerator(CandidateGenerator):
             return input_ids, None
         self._start = time.perf_counter()
         self._observe_outputs(input_ids, model_kwargs or {}, model_outputs, int(n_last_matches))
-        self.lookup.read = lambda row, start: input_ids[row, start:].tolist()
+        self._show(input_ids)
         self._prefixes = Prefixes.of(input_ids)
         self._plan = self.plan(self._prefixes, self._positions_left(input_ids.shape[1]))
         noise = None
@@ -301,11 +301,17 @@ class DominoCandidateGenerator(CandidateGenerator):
         self._stats.num_new_tokens = input_ids.shape[1] - self._prompt_length
         self._stats.seconds = time.perf_counter() - self._call_start
         record_stats(self.assistant_model, self._stats)
+        self._show(input_ids)
+        self.lookup.finish(1)
         if self._plan is None or self._proposals is None:
             return
         outcome = Outcome(self._plan, ONE_SEQUENCE, self._proposals.num_nodes, [int(num_matches) + 1])
         outcome.add_to(self._stats)
         self.observe_round(outcome, time.perf_counter() - self._start)
+
+    def _show(self, input_ids: torch.Tensor) -> None:
+        """Let prompt lookup read the tokens so far, `[1, T]`."""
+        self.lookup.read = lambda row, start: input_ids[row, start:].tolist()
 
     def _begin(self, input_ids: torch.LongTensor) -> None:
         """Record the length of the prompt and the start time, before the first forward."""
@@ -344,6 +350,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         if self._proposals is None or self._prefixes is None:
             length = input_ids.shape[1] - 1
             mask = model_kwargs.get("attention_mask")
+            if self.lookup.most:
+                self.lookup.padding = num_padding(input_ids, mask)
             if mask is not None:
                 mask = mask[:, :length]
             self.observe_prompt(captured, length, mask)

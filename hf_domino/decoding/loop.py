@@ -27,6 +27,7 @@ from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
 from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.policy import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.prompt_lookup import num_padding
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.decoding.tree_support import why_chain
@@ -124,7 +125,10 @@ class Generation:
             self.generator.continue_from(context)
         self.runner = call.runner(self.generator.target, self.executor)
         self.committed = call.committed(streamer)
-        self.generator.lookup.read = self.committed.tokens
+        lookup = self.generator.lookup
+        lookup.read = self.committed.tokens
+        if lookup.most:
+            lookup.padding = num_padding(call.input_ids, call.model_kwargs.get("attention_mask"))
         self.rows = list(range(call.batch_size))  # indices of the unfinished sequences in the batch
         self.noise: StepNoise | None = None  # stays None if the target does not sample
         self.is_stepwise = False  # whether rounds are verified one position at a time
@@ -162,6 +166,7 @@ class Generation:
         finally:
             if self.noise is not None:
                 self.noise.end(self.committed.num_steps)
+            self.generator.lookup.finish(self.call.batch_size)
         self.runner.end(self.call.batch_size)
 
     def result(self) -> torch.Tensor | GenerateDecoderOnlyOutput:

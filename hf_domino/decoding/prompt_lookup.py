@@ -2,7 +2,11 @@
 
 If the last tokens have occurred earlier in the text, the tokens that followed them there often follow again. Examples
 are names, numbers and whole lines that an answer takes from its prompt. Looking them up takes almost no time, and a
-long match predicts more tokens than a drafter can. The output does not change.
+long match predicts more tokens than a drafter can. The sequences of a batch read each other's texts, and with a
+[`LookupMemory`] also those of earlier calls. The output does not change.
+
+Of several matches, those that agree on the next token count together (SuffixDecoding, arXiv 2411.04975). A match that
+is longer says more, but so do several that agree, and how much each is worth is learnt from the rounds.
 
 Transformers' own prompt lookup, which works without a drafter, takes the first match of at most two tokens.
 
@@ -12,7 +16,7 @@ Shapes: B unfinished sequences, P proposals.
 from __future__ import annotations
 
 import bisect
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from operator import mul
@@ -20,82 +24,40 @@ from operator import mul
 import torch
 from transformers import GenerationConfig
 
-from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.estimates import Acceptance
+from hf_domino.decoding.lookup_memory import (
+    DEFAULT_TOKENS,
+    LEAST_TOKENS,
+    LookupMemory,
+    StoredSequence,
+    check_memory,
+)
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Offer, Outcome, fitting_length
+from hf_domino.methods import DominoDraftModel
 
-# Proposed tokens are grouped into classes by the length of the match before them. Each key is the smallest length of a
-# class, and each value is the first guess of its acceptance rate, measured on 132 held-out answers of
-# SmolLM2-135M-Instruct. A sequence of a batch without a match proposes its own beginning, which has class 0.
-GUESSES = {0: 0.0, 2: 0.4, 3: 0.5, 4: 0.6, 5: 0.7, 7: 0.8, 9: 0.85, 13: 0.9, 32: 0.95}
+# Proposed tokens are grouped into classes by the length of the match before them and by the vote of all matches of at
+# least this length. Each key is the smallest length of a class. The values are the first guesses of the acceptance
+# rate, measured on held-out answers of SmolLM2-135M-Instruct, alone and with a memory of 900,000 tokens. One class
+# before them is for proposals without a match.
+#         one match:      agreed upon by     by most  by
+#         near    far      two    three+              fewer
+GUESSES = {
+    2: (0.40, 0.20, 0.50, 0.75, 0.40, 0.20),
+    3: (0.50, 0.28, 0.55, 0.80, 0.40, 0.20),
+    4: (0.60, 0.37, 0.65, 0.85, 0.45, 0.22),
+    5: (0.70, 0.50, 0.80, 0.90, 0.55, 0.25),
+    7: (0.80, 0.60, 0.82, 0.90, 0.60, 0.30),
+    9: (0.85, 0.68, 0.85, 0.95, 0.70, 0.30),
+    13: (0.90, 0.85, 0.94, 0.95, 0.70, 0.30),
+    32: (0.95, 0.90, 0.97, 0.97, 0.80, 0.40),
+}
 LENGTHS = tuple(GUESSES)
-LONGEST_MATCH = LENGTHS[-1]  # longer matches count as this long
-MOST_PLACES = 64  # how many of the latest occurrences of the last two tokens are compared
-
-
-class Text:
-    """The tokens of one sequence, with an index of where each pair of tokens occurred.
-
-    Example:
-    ```python
-    >>> from hf_domino.decoding.prompt_lookup import Text
-    >>> text = Text()
-    >>> text.extend([7, 8, 9, 5, 8, 9, 6, 7, 8, 9])
-    >>> text.longest_match()  # 7 8 9, which ended before token 3
-    (3, 3)
-    >>> text.behind(3, 4)
-    [5, 8, 9, 6]
-
-    ```
-    """
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        # The index of the token after each occurrence of a pair.
-        self._places: defaultdict[tuple[int, int], list[int]] = defaultdict(list)
-
-    def __len__(self) -> int:
-        return len(self._tokens)
-
-    def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens."""
-        for token in tokens:
-            if len(self._tokens) >= 2:
-                self._places[self._tokens[-2], self._tokens[-1]].append(len(self._tokens))
-            self._tokens.append(token)
-
-    def longest_match(self) -> tuple[int, int]:
-        """Find the longest earlier occurrence of the last tokens, and the latest one of equally long ones.
-
-        Returns:
-            `tuple`: Its length, which is at least 2, or 0 without a match; and the index of the token after it.
-        """
-        best = (0, 0)
-        if len(self) < 2:
-            return best
-        for place in reversed(self._places.get((self._tokens[-2], self._tokens[-1]), [])[-MOST_PLACES:]):
-            if (length := self._match_at(place)) > best[0]:
-                best = (length, place)
-            if length == LONGEST_MATCH:
-                break
-        return best
-
-    def _match_at(self, place: int) -> int:
-        """How many tokens before this index equal the last tokens of the text."""
-        length = 2
-        most = min(place, LONGEST_MATCH)
-        while length < most and self._tokens[place - length - 1] == self._tokens[-length - 1]:
-            length += 1
-        return length
-
-    def behind(self, place: int, count: int) -> list[int]:
-        """The next `count` tokens from this index on, repeated from there if the text ends before."""
-        found = self._tokens[place : place + count]
-        period = len(self._tokens) - place
-        while len(found) < count:
-            found.append(found[len(found) - period])
-        return found
+NEAR, FAR, TWO_AGREE, MORE_AGREE, MOST_AGREE, FEWER_AGREE = range(6)
+MOST_SHARE = 0.7  # of the matches; from here on, most agree
+NO_MATCH = 0  # the class of a proposal without a match
+FIRST_RATES = (0.0, *(rate for rates in GUESSES.values() for rate in rates))
+DEFAULT_LOOKUP_TOKENS = 10  # proposals per round if the drafter has a memory and the call does not say
 
 
 class PromptLookup:
@@ -107,35 +69,56 @@ class PromptLookup:
             ids, such as the placeholder of an image.
         is_static (`bool`, *optional*, defaults to `False`): Whether to propose only a few different lengths, because
             each length is a shape of its own. `most` must be one of them.
+        memory ([`LookupMemory`], *optional*): Texts to read besides those of the call, which are added to it. Defaults
+            to a memory of the call's texts alone.
+        max_length (`int`, *optional*): How long a sequence can become, if that is known.
     """
 
     # Returns the tokens of a sequence (by its index) from an index on. The code that runs the rounds sets it.
     read: Callable[[int, int], Sequence[int]]
+    # How many tokens in front of each sequence are padding.
+    padding: Sequence[int] | None = None
 
-    def __init__(self, most: int, vocab_size: int, is_static: bool = False):
+    def __init__(
+        self,
+        most: int,
+        vocab_size: int,
+        is_static: bool = False,
+        memory: LookupMemory | None = None,
+        max_length: int | None = None,
+    ):
         self.most = most
         self._last_id = vocab_size - 1
         self._is_static = is_static
-        self._acceptance = Acceptance(len(GUESSES), lambda lift: list(GUESSES.values()))
-        self._texts: defaultdict[int, Text] = defaultdict(Text)
+        self._acceptance = Acceptance(len(FIRST_RATES), lambda lift: FIRST_RATES)
+        self._rates = self._acceptance.rates()
+        self._memory = memory
+        self._is_kept = memory is not None
+        self._max_length = max_length
+        self._sequences: dict[int, StoredSequence] = {}
 
     @classmethod
-    def of_call(cls, config: GenerationConfig, drafter_config: DominoConfig, vocab_size: int) -> PromptLookup:
-        """Create the prompt lookup that the `prompt_lookup_num_tokens` of a call asks for.
+    def of_call(cls, config: GenerationConfig, drafter: DominoDraftModel, vocab_size: int) -> PromptLookup:
+        """Create the prompt lookup that the `prompt_lookup_num_tokens` of a call or the drafter's memory asks for.
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
-            drafter_config ([`DominoConfig`]): The drafter's configuration. In rounds of fixed shape, its
-                `num_draft_tokens` limits the number of proposals.
+            drafter ([`DominoDraftModel`]): The drafter. In rounds of fixed shape, its `num_draft_tokens` limits the
+                number of proposals.
             vocab_size (`int`): The target's number of tokens.
+
+        Raises:
+            ValueError: If the drafter's `memory` is something else.
         """
-        most = config.prompt_lookup_num_tokens or 0
+        memory = drafter.memory
+        check_memory(memory, "drafter.memory")
+        most = config.prompt_lookup_num_tokens or (0 if memory is None else DEFAULT_LOOKUP_TOKENS)
         is_static = config.cache_implementation == "static"
         if is_static:
-            longest = drafter_config.num_draft_tokens
+            longest = drafter.config.num_draft_tokens
             lengths = {fitting_length(length, longest) for length in range(longest + 1)}
             most = max(length for length in lengths if length <= most)
-        return cls(most, vocab_size, is_static)
+        return cls(most, vocab_size, is_static, memory, config.max_length)
 
     def offer(self, prefixes: Prefixes, room: int, price: float) -> Offer | None:
         """Offer as many proposals as are worth their time; None if there are none.
@@ -147,23 +130,26 @@ class PromptLookup:
         """
         if not (most := min(self.most, room)):
             return None
-        texts = [self._text(row) for row in prefixes.rows]
-        matches = [text.longest_match() for text in texts]
-        # If all proposals before a token are accepted, its match is longer by as many tokens.
-        classes = [
-            [bisect.bisect(LENGTHS, match + position) - 1 if match else 0 for position in range(most)]
-            for match, _ in matches
+        rows = prefixes.rows
+        # All texts are stored before the first search, so that sequences read what others have just written.
+        sequences = [self._stored(row, len(rows)) for row in rows]
+        rates = self._rates
+        # In fixed shape, proposals that are not worth their time fill up the length.
+        least = 0.0 if self._is_static else price / len(rows)
+        found = [self._vote(sequence, most, least) for sequence in sequences]
+        reaches = [list(accumulate((rates[kind] for kind in classes), mul)) for _, classes in found]
+        longest = max(map(len, reaches))
+        promises = [
+            sum(reach[place] for reach in reaches if place < len(reach)) / len(rows) for place in range(longest)
         ]
-        rates = self._acceptance.rates()
-        reaches = [list(accumulate((rates[kind] for kind in row), mul)) for row in classes]
-        promises = [sum(column) / len(column) for column in zip(*reaches, strict=True)]
-        length = next((place for place, promise in enumerate(promises) if promise < price), most)
+        length = next((place for place, promise in enumerate(promises) if promise < price), longest)
         if self._is_static:
             length = fitting_length(length, most)
         if not length:
             return None
-        found = [text.behind(end, length) for text, (_, end) in zip(texts, matches, strict=True)]
-        return Offer(found, [row[:length] for row in classes], 1.0 + sum(promises[:length]))
+        tokens = [_filled(row, length, 0) for row, _ in found]
+        classes = [_filled(row, length, NO_MATCH) for _, row in found]
+        return Offer(tokens, classes, 1.0 + sum(promises[:length]))
 
     def proposals(self, offer: Offer, prefixes: Prefixes) -> torch.Tensor:
         """The proposed tokens `[B, P]`."""
@@ -177,9 +163,127 @@ class PromptLookup:
             self._acceptance.forget()
             for classes, count in zip(offer.classes, outcome.num_emitted, strict=True):
                 self._acceptance.observe(classes, count - 1)
+            self._rates = self._acceptance.rates()
 
-    def _text(self, row: int) -> Text:
-        """The text of a sequence so far."""
-        text = self._texts[row]
-        text.extend(self.read(row, len(text)))
-        return text
+    def finish(self, num_rows: int) -> None:
+        """Store the last tokens of all sequences of the call, for later calls."""
+        if self.most and self._is_kept:
+            for row in range(num_rows):
+                self._stored(row, num_rows)
+
+    def _stored(self, row: int, num_rows: int) -> StoredSequence:
+        """Store the text of a sequence so far."""
+        if self._memory is None:
+            size = DEFAULT_TOKENS
+            if self._max_length is not None:
+                size = min(max(num_rows * self._max_length, LEAST_TOKENS), DEFAULT_TOKENS)
+            self._memory = LookupMemory(size)
+        padding = 0 if self.padding is None else self.padding[row]
+        sequence = self._sequences.get(row)
+        if sequence is None:
+            sequence = self._sequences[row] = self._memory.add(self.read(row, padding))
+        else:
+            self._memory.extend(sequence, self.read(row, padding + sequence.num_tokens))
+        return sequence
+
+    def _vote(self, sequence: StoredSequence, most: int, least: float) -> tuple[list[int], list[int]]:
+        """Find the continuation of a sequence that its matches agree on.
+
+        Args:
+            sequence ([`StoredSequence`]): The sequence.
+            most (`int`): Maximum number of tokens.
+            least (`float`): Stop at a token whose chance to be accepted, with all before it, is less than this.
+
+        Returns:
+            `tuple`: The tokens, and the class of each.
+        """
+        memory = self._memory
+        assert memory is not None
+        rates = self._rates
+        tokens: list[int] = []
+        classes: list[int] = []
+        with memory.lock:
+            last = memory.last_slot(sequence)
+            span = len(self._sequences) * sequence.num_tokens
+            # The length of each match, the slot that it begins to continue at, and the next slot.
+            matches = [(length, slot, slot) for length, slot in memory.places(sequence)]
+            chance = 1.0
+            while matches and len(tokens) < most:
+                is_near = memory.age(matches[0][1]) < span
+                token, kind = _choose([(length, memory.token_at(slot)) for length, _, slot in matches], is_near, rates)
+                chance *= rates[kind]
+                if chance < least:
+                    break
+                tokens.append(token)
+                classes.append(kind)
+                following = []
+                for length, start, slot in matches:
+                    if memory.token_at(slot) != token:
+                        continue
+                    after = memory.slot_after(slot)
+                    if after is None and slot == last:
+                        after = start  # the text so far goes on with what is proposed
+                    if after is not None:
+                        following.append((length + 1, start, after))
+                matches = following
+        return tokens, classes
+
+
+def _choose(votes: Sequence[tuple[int, int]], is_near: bool, rates: Sequence[float]) -> tuple[int, int]:
+    """Choose the next token by the matches that have one.
+
+    Args:
+        votes (`Sequence[tuple[int, int]]`): The length of each match and its next token, the longest match first.
+        is_near (`bool`): Whether the longest match is in a text of the call.
+        rates (`Sequence[float]`): The acceptance rate of each class.
+
+    Returns:
+        `tuple`: The token that is most likely to be accepted, and its class.
+    """
+    counts: Counter[int] = Counter()
+    best = (-1.0, 0, NO_MATCH)
+    level = bisect.bisect(LENGTHS, votes[0][0]) - 1
+    for place, (_, token) in enumerate(votes):
+        counts[token] += 1
+        if place + 1 < len(votes):
+            next_level = bisect.bisect(LENGTHS, votes[place + 1][0]) - 1
+        else:
+            next_level = -1
+        if next_level == level:
+            continue
+        # These are all matches of at least this length.
+        top, count = counts.most_common(1)[0]
+        kind = 1 + level * len(GUESSES[2]) + _agreement(count, place + 1, is_near)
+        if rates[kind] > best[0]:
+            best = (rates[kind], top, kind)
+        level = next_level
+    return best[1:]
+
+
+def _agreement(count: int, total: int, is_near: bool) -> int:
+    """The column of `GUESSES` for a token that `count` of `total` matches agree on."""
+    if total == 1:
+        return NEAR if is_near else FAR
+    if count == total:
+        return TWO_AGREE if count == 2 else MORE_AGREE
+    return MOST_AGREE if count >= MOST_SHARE * total else FEWER_AGREE
+
+
+def _filled(values: Sequence[int], length: int, filler: int) -> list[int]:
+    """The first `length` values, with fillers after the end."""
+    return [*values[:length], *[filler] * (length - len(values))]
+
+
+def num_padding(input_ids: torch.Tensor, mask: torch.Tensor | None) -> list[int] | None:
+    """Count the padding in front of each prompt; None if there is none.
+
+    Args:
+        input_ids (`torch.Tensor`): The prompts `[B, T]`.
+        mask (`torch.Tensor`, *optional*): Their attention mask, 0 at padding. It also covers embeddings that have no
+            ids.
+    """
+    if mask is None or mask.dim() != 2:
+        return None
+    first = (mask != 0).int().argmax(dim=1).tolist()
+    num_embedded = max(mask.shape[1] - input_ids.shape[1], 0)
+    return [max(count - num_embedded, 0) for count in first]

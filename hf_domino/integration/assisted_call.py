@@ -6,7 +6,9 @@ call.
 
 from __future__ import annotations
 
+import atexit
 import copy
+import functools
 import os
 import threading
 from collections.abc import Callable, Mapping
@@ -23,6 +25,7 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument, invalid_field, may_restart
 from hf_domino._common.notices import logger, notice
 from hf_domino.decoding.caches import empty, unalignable
+from hf_domino.decoding.lookup_memory import LookupMemory, check_memory
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.decoding.static.workspace import free_memory
 from hf_domino.formats.adapters import drafter_config, stored_config, trace_of_files
@@ -122,8 +125,14 @@ def _growing_arguments(target: PreTrainedModel, kwargs: Mapping[str, Any], reaso
 # --- with the default drafter -----------------------------------------------------------------------------------
 
 
-def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraftModel]:
-    """Return the model that generates inside `target`, and its drafter, after a check that they fit together."""
+def default_pair(
+    target: Any, drafter: Any, memory: LookupMemory | None = None
+) -> tuple[PreTrainedModel, DominoDraftModel]:
+    """Return the model that generates inside `target`, and its drafter, after a check that they fit together.
+
+    If there is a memory, it becomes the drafter's.
+    """
+    check_memory(memory, "memory")
     target = unwrapped(target)
     if not isinstance(target, GenerationMixin):
         remedy = "Pass the model itself, such as pipeline.model."
@@ -132,21 +141,39 @@ def default_pair(target: Any, drafter: Any) -> tuple[PreTrainedModel, DominoDraf
         drafter = named(target, drafter)
     drafter = fitting_drafter(drafter, target, "the default drafter")
     recognise(drafter.config, target)
+    if memory is not None:
+        drafter.memory = memory
     return target, drafter
 
 
-def meet(target: PreTrainedModel, name: str) -> None:
-    """Attach the drafter called `name` to a target if it was made for this target, and log the outcome."""
+def meet(target: PreTrainedModel, name: str, memory_file: str | None = None) -> None:
+    """Attach the drafter called `name` to a target if it was made for this target, and log the outcome.
+
+    With the name of a file, the drafter gets the memory in it.
+    """
     try:
         if not is_recycling(name):
             check_recorded(drafter_config(name), target)
-        set_default(*default_pair(target, name))
+        memory = None
+        if memory_file is not None:
+            memory = _memory_in(memory_file)
+        set_default(*default_pair(target, name, memory))
         notice(f"{name} drafts for {target.name_or_path}.")
     except ValueError as error:
         if invalid_field(error) is None:
             raise
         detach(target)
         notice(f"{target.name_or_path} generates without a drafter: {error}")
+
+
+@functools.cache
+def _memory_in(name: str) -> LookupMemory:
+    """Return the memory in a file, or a new one if there is no file yet; it is saved when the process ends."""
+    memory = LookupMemory()
+    if Path(name).exists():
+        memory = LookupMemory.load(name)
+    atexit.register(memory.save, name)
+    return memory
 
 
 def count_mode(default: Attached, mode: GenerationMode) -> None:

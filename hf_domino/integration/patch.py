@@ -26,6 +26,7 @@ from hf_domino.integration.default_drafter import default_of, set_default
 from hf_domino.integration.on_import import forget, is_awaited, when_imported
 
 if TYPE_CHECKING:
+    from hf_domino.decoding.lookup_memory import LookupMemory
     from hf_domino.methods import DominoDraftModel
 
 _MARK = "_hf_domino"  # attribute of a wrapper: (the wrapper, the original)
@@ -206,7 +207,7 @@ def _imported() -> Iterator[tuple[Any, str]]:
                 yield _owner(sys.modules[module_name], class_name), name
 
 
-def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:
+def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike, memory: LookupMemory | None = None) -> None:
     """Give a target a default drafter: from now on, its `generate` calls draft with it, whoever makes them.
 
     Texts, random generators and streamers behave as they do without a drafter. The default drafter is not used by calls
@@ -217,9 +218,11 @@ def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:
     Args:
         target (`PreTrainedModel`): A causal language model, which PEFT or `torch.compile` may have wrapped.
         drafter ([`DominoDraftModel`], `str` or `Path`): The drafter, or its folder or Hub name.
+        memory ([`LookupMemory`], *optional*): Sets the `memory` of the drafter: calls then also use prompt lookup, and
+            read the texts of earlier calls. By default, the drafter keeps the one that it has, usually none.
 
     Raises:
-        ValueError: If the drafter does not fit the target, or the patch is not installed.
+        ValueError: If the drafter does not fit the target, the patch is not installed, or `memory` is something else.
 
     Example:
     ```python
@@ -243,4 +246,4 @@ def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike) -> None:
         raise invalid_argument(
             "the patch", "installed for a default drafter", "uninstalled", "Call hf_domino.install() first."
         )
-    set_default(*_assisted_call().default_pair(target, drafter))
+    set_default(*_assisted_call().default_pair(target, drafter, memory))

@@ -37,6 +37,8 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
     Pass it as `assistant_model` to `generate` or to a text-generation pipeline. `DominoDraftModel(config)` and
     `from_pretrained` return an instance of the subclass for the configuration's method.
 
+    Set `drafter.memory` to a [`LookupMemory`] to look up tokens in the texts of earlier calls, too.
+
     Args:
         config (`DominoConfig`): Sizes and conventions; see [`DominoConfig.for_target`].
 
@@ -62,6 +64,7 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
     _supports_sdpa = True
     supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
+    memory: Any = None  # a LookupMemory, which is neither saved nor moved with the drafter
 
     def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> DominoDraftModel:
         """Create an instance of the subclass for the configuration's method."""

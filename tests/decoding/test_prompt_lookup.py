@@ -1,17 +1,20 @@
 """Rounds that copy from the text in place of drafting: no text changes, and they are worth their time."""
 
+import copy
+import threading
+
 import pytest
 import torch
 from builders import PAD, build_drafter, left_padded
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from oracle import oracle, proposed
 from recorded_graphs import recorded_graphs
 from test_families import build
 
+import hf_domino
+from hf_domino import LookupMemory
 from hf_domino.decoding.policy import LOOKUP
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.prompt_lookup import LENGTHS, MOST_PLACES, PromptLookup, Text
+from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.round import Outcome, Plan
 
 PASSAGE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
@@ -26,33 +29,6 @@ PRICE = 0.05
 def generate(target, prompt, seed=0, **options):
     torch.manual_seed(seed)
     return target.generate(prompt, **options).tolist()
-
-
-def longest_by_hand(tokens):
-    """The longest repetition of the last tokens, by comparing with every place of the text."""
-    best = (0, 0)
-    for end in range(2, len(tokens)):
-        length = 0
-        while length < min(end, LENGTHS[-1]) and tokens[end - 1 - length] == tokens[-1 - length]:
-            length += 1
-        best = max(best, (length, end)) if length >= 2 else best
-    return best
-
-
-@settings(max_examples=100, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
-@given(tokens=st.lists(st.integers(0, 2), max_size=MOST_PLACES), split=st.integers(0, MOST_PLACES))
-def test_the_longest_match_is_found(tokens, split):
-    text = Text()
-    text.extend(tokens[:split])
-    text.extend(tokens[split:])
-    assert text.longest_match() == longest_by_hand(tokens)
-
-
-def test_a_copy_goes_on_behind_the_end_with_what_was_copied():
-    text = Text()
-    text.extend([9, 1, 2, 3, 1, 2])
-    assert text.longest_match() == (2, 3)
-    assert text.behind(3, 8) == [3, 1, 2, 3, 1, 2, 3, 1]
 
 
 @pytest.mark.parametrize(("draft_length", "cache"), [("full", None), ("full", "static"), ("adaptive", None)])
@@ -172,7 +148,7 @@ def test_targets_of_windows_and_of_positions_that_end(family, fields, left):
     """Neither drafts nor copies go behind the last position, nor where rotary frequencies change."""
     target, options = build(family, **fields), GREEDY
     if left is not None:
-        options |= {"max_new_tokens": target.config.max_position_embeddings - PROMPT.shape[1] - left}
+        options = options | {"max_new_tokens": target.config.max_position_embeddings - PROMPT.shape[1] - left}
     drafter, copying = build_drafter(target), {"prompt_lookup_num_tokens": 10_000}
     plain = generate(target, PROMPT, **options)
     assert generate(target, PROMPT, assistant_model=drafter, **options, **copying) == plain
@@ -220,3 +196,169 @@ def test_every_round_that_copies_is_learnt_from(tiny_qwen3, tiny_drafter, monkey
     options = {"do_sample": False, "max_new_tokens": 30, "eos_token_id": -1, "prompt_lookup_num_tokens": 6}
     tiny_qwen3.generate(prompt, assistant_model=tiny_drafter, **options)
     assert sum(seen) == tiny_drafter.stats.num_lookups > 0
+
+
+# --- votes and the texts of others ------------------------------------------------------------------------------------
+
+
+def offer_after(texts, tokens, most=10):
+    """What is offered after the last tokens of a text if the memory holds these texts."""
+    memory = LookupMemory()
+    for text in texts:
+        memory.add(text)
+    lookup, prefixes = lookup_in(tokens, most, memory=memory)
+    return lookup.offer(prefixes, most, PRICE)
+
+
+def test_the_continuation_that_most_matches_agree_on_is_proposed():
+    texts = [[10, 41, 42, 1, 2], [11, 41, 42, 1, 3, 4], [12, 41, 42, 5], [13, 41, 42, 1, 3, 4]]
+    assert offer_after(texts, [41, 42]).tokens[0][:3] == [1, 3, 4]
+    assert offer_after(texts[:1] + texts[2:3], [41, 42]).tokens[0][0] in (1, 5)
+
+
+def test_a_longer_match_outweighs_shorter_ones_that_do_not_agree_with_it():
+    few = [[10, 41, 42, 5], [11, 41, 42, 6]]
+    assert offer_after([[9, *PASSAGE, 41, 42, 1], *few], [*PASSAGE, 41, 42]).tokens[0][0] == 1
+
+
+def test_many_that_agree_outweigh_a_single_match_that_is_hardly_longer():
+    many = [[50 + place, 41, 42, 5] for place in range(6)]
+    assert offer_after([[9, 40, 41, 42, 1], *many], [40, 41, 42]).tokens[0][0] == 5
+
+
+def test_agreement_is_promised_more():
+    """The promise is the share of matches that go on in this way, and how many there are."""
+    texts = [[10 + place, 41, 42, 1] for place in range(6)]
+    expected = [offer_after(texts[:count], [41, 42], most=1).expected for count in (1, 2, 3)]
+    assert expected == sorted(set(expected))
+    split = [[20 + place, 41, 42, 2 + place] for place in range(6)]
+    assert offer_after(texts[:3] + split, [41, 42], most=1).expected < expected[0] + 0.05
+
+
+def test_sequences_of_a_batch_read_each_other():
+    texts = [[5, 6, *PASSAGE, 40], [7, *PASSAGE[:6]], [50, 51, 52]]
+    lookup = PromptLookup(10, 64)
+    lookup.read = lambda row, start: texts[row][start:]
+    ids, _ = left_padded([torch.tensor(text) for text in texts])
+    offer = lookup.offer(Prefixes(ids, [len(text) for text in texts], [0, 1, 2]), 10, PRICE)
+    assert offer.tokens[1][:2] == PASSAGE[6:8]
+    texts[0] += [41, 42, 43]
+    texts[2] += [40, 41]
+    offer = lookup.offer(Prefixes(ids, [len(text) for text in texts], [0, 1, 2]), 10, PRICE)
+    assert offer.tokens[2][0] == 42, "what the first sequence has just written"
+
+
+@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", ["domino", "recycling"])
+def test_later_calls_look_up_in_earlier_ones(tiny_qwen3, make_drafter, options, method, forward_clock):
+    prompt = torch.tensor([[33, 9, 45, 12, 60, 8, 21, 30]])
+    plain = generate(tiny_qwen3, prompt, **options)
+    drafter = hf_domino.recycling(tiny_qwen3) if method == "recycling" else make_drafter(tiny_qwen3)
+    drafter.memory = LookupMemory()
+    lengths = []
+    for _ in range(3):
+        assert generate(tiny_qwen3, prompt, assistant_model=drafter, **options) == plain
+        lengths.append(len(drafter.stats.rows[0]))
+    assert drafter.stats.lookup_length > 3
+    assert lengths[2] < lengths[0]
+    assert len(drafter.memory) == 8 + 36 + 2 * 35, "the prompt and the first token are held once"
+
+
+def test_nothing_is_kept_without_a_memory(tiny_qwen3, make_drafter):
+    drafter, prompt = make_drafter(tiny_qwen3), torch.tensor([[33, 9, 45]])
+    rounds = []
+    for _ in range(2):
+        generate(tiny_qwen3, prompt, assistant_model=drafter, **GREEDY, **COPYING)
+        rounds.append((drafter.stats.num_lookups, drafter.stats.rows))
+    assert rounds[0] == rounds[1]
+    assert drafter.memory is None
+
+
+def test_a_memory_holds_texts_without_padding(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3)
+    drafter.memory = LookupMemory()
+    ids, mask = left_padded([PROMPT[0], torch.tensor([7, 8, 9])], PAD)
+    inputs = {"attention_mask": mask, "pad_token_id": PAD}
+    generate(tiny_qwen3, ids, assistant_model=drafter, **inputs, **GREEDY)
+    assert len(drafter.memory) == PROMPT.shape[1] + 3 + 2 * 36
+
+
+def test_the_last_tokens_of_every_sequence_are_kept(tiny_qwen3, make_drafter):
+    """Also of those that end first, and of a text that ends without a round."""
+    drafter = make_drafter(tiny_qwen3)
+    drafter.memory = LookupMemory()
+    rows = [PROMPT[0], PROMPT[0].flip(0)]
+    plain = tiny_qwen3.generate(torch.stack(rows), **GREEDY)
+    end = int(plain[0, PROMPT.shape[1] + 4])
+    options = GREEDY | {"eos_token_id": end, "pad_token_id": PAD}
+    ids = torch.stack(rows)
+    output = tiny_qwen3.generate(ids, assistant_model=drafter, **options)
+    texts = [
+        row[: 1 + min([i for i, t in enumerate(row) if i >= 27 and t == end], default=len(row))]
+        for row in output.tolist()
+    ]
+    before = len(drafter.memory)
+    assert before == sum(map(len, texts))
+    for text in texts:
+        drafter.memory.add(text)
+    assert len(drafter.memory) == before
+    generate(tiny_qwen3, torch.tensor([[5, 6, 7]]), assistant_model=drafter, **GREEDY | {"max_new_tokens": 1})
+    assert len(drafter.memory) == before + 4
+
+
+def test_views_share_the_memory_and_copies_do_not(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3)
+    drafter.memory = LookupMemory()
+    drafter.memory.add(PASSAGE)
+    assert drafter.view(draft_length="adaptive").memory is drafter.memory
+    twin = copy.deepcopy(drafter).memory
+    assert twin is not drafter.memory
+    assert len(twin) == len(PASSAGE)
+
+
+def test_a_memory_is_not_saved_with_the_drafter(tiny_qwen3, make_drafter, tmp_path):
+    drafter = make_drafter(tiny_qwen3)
+    drafter.memory = LookupMemory()
+    drafter.save_pretrained(tmp_path)
+    assert hf_domino.DominoDraftModel.from_pretrained(tmp_path).memory is None
+
+
+@pytest.mark.parametrize("memory", ["texts.safetensors", [1, 2], True])
+def test_what_is_no_memory_is_rejected(tiny_qwen3, make_drafter, memory):
+    drafter = make_drafter(tiny_qwen3)
+    drafter.memory = memory
+    with pytest.raises(ValueError, match=r"drafter.memory must be a LookupMemory or None, got .*LookupMemory.load"):
+        generate(tiny_qwen3, PROMPT, assistant_model=drafter, **GREEDY)
+
+
+def test_an_interrupted_call_has_stored_what_it_wrote(tiny_qwen3, make_drafter):
+    drafter = make_drafter(tiny_qwen3)
+    drafter.memory = LookupMemory()
+
+    def stop(ids, scores):
+        if ids.shape[1] == PROMPT.shape[1] + 9:
+            raise KeyboardInterrupt
+        return torch.zeros(len(ids), dtype=torch.bool)
+
+    with pytest.raises(KeyboardInterrupt):
+        generate(tiny_qwen3, PROMPT, assistant_model=drafter, stopping_criteria=[stop], **GREEDY)
+    assert PROMPT.shape[1] < len(drafter.memory) <= PROMPT.shape[1] + 9
+
+
+def test_a_memory_may_be_cleared_and_shared_while_texts_are_written(tiny_qwen3, make_drafter):
+    plain = [generate(tiny_qwen3, PROMPT + shift, **GREEDY) for shift in range(3)]
+    drafter = make_drafter(tiny_qwen3)
+    drafter.memory = LookupMemory(max_tokens=100)  # smaller than the texts
+    found = {}
+
+    def write(shift):
+        found[shift] = generate(tiny_qwen3, PROMPT + shift, assistant_model=drafter, **GREEDY)
+
+    threads = [threading.Thread(target=write, args=(shift,)) for shift in range(3)]
+    for thread in threads:
+        thread.start()
+    for _ in range(20):
+        drafter.memory.clear()
+    for thread in threads:
+        thread.join()
+    assert [found[shift] for shift in range(3)] == plain

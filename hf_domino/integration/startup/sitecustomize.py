@@ -12,7 +12,7 @@ def meet(target: object) -> None:
     """Attach the drafter to its target; the import is late because it takes seconds and not every process generates."""
     from hf_domino.integration.assisted_call import meet
 
-    meet(target, os.environ["HF_DOMINO_DRAFTER"])
+    meet(target, os.environ["HF_DOMINO_DRAFTER"], os.environ.get("HF_DOMINO_MEMORY"))
 
 
 await_target(meet)

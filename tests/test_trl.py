@@ -163,6 +163,33 @@ def test_the_policy_has_the_drafter_while_it_is_trained(make_trainer, target):
     assert hf_domino.attached(trainer.model) is None
 
 
+@pytest.mark.parametrize("given", ["default", "own", "none"])
+def test_rollouts_look_up_in_earlier_ones(make_trainer, target, given):
+    drafter, own, before = build_drafter(target), hf_domino.LookupMemory(), hf_domino.LookupMemory()
+    drafter.memory = before if given == "own" else None
+    seen = []
+
+    class Noting(Rollouts):
+        def compute_loss(self, *args, **kwargs):
+            loss = super().compute_loss(*args, **kwargs)
+            seen.append((drafter.memory, drafter.stats.num_lookups))
+            return loss
+
+    options = {"default": {}, "own": {"memory": own}, "none": {"memory": False}}[given]
+    make_trainer([DraftedRollouts(drafter, **options)], Noting, learning_rate=0.0).train()
+    memories, lookups = zip(*seen, strict=True)
+    assert len({id(memory) for memory in memories}) == 1
+    assert (sum(lookups) > 0) == (given != "none")
+    if given == "none":
+        assert memories[0] is None
+    elif given == "own":
+        assert memories[0] is own
+    else:
+        assert len(memories[0]) > 4 * 4 * 16
+    assert drafter.memory is (before if given == "own" else None), "the drafter's own is back after the training"
+    assert len(before) == 0
+
+
 def test_a_drafter_that_was_of_no_use_is_told(make_trainer, target, caplog):
     class Elsewhere(Rollouts):
         def compute_loss(self, *args, **kwargs):
@@ -255,6 +282,11 @@ def test_only_the_newest_rollouts_are_kept_without_padding(target):
 def test_numbers_out_of_range_are_refused_at_once(options, message):
     with pytest.raises(ValueError, match=message):
         DraftedRollouts("a-drafter", **options)
+
+
+def test_what_is_no_memory_is_refused_at_once():
+    with pytest.raises(ValueError, match="memory must be a LookupMemory or None, got 'texts'"):
+        DraftedRollouts("a-drafter", memory="texts")
 
 
 def test_a_drafter_that_cannot_follow_is_refused(make_trainer, target):

@@ -121,11 +121,11 @@ class LookupMemory:
 
     def _view(self) -> None:
         """Make views of the arrays whose items are read faster than those of NumPy."""
-        self._token_at = memoryview(self._tokens)
-        self._before_at = memoryview(self._before)
-        self._after_at = memoryview(self._after)
-        self._older_at = [memoryview(array) for array in self._older]
-        self._latest_at = [memoryview(array) for array in self._latest]
+        self._token_at = self._tokens.data
+        self._before_at = self._before.data
+        self._after_at = self._after.data
+        self._older_at = [array.data for array in self._older]
+        self._latest_at = [array.data for array in self._latest]
 
     def __len__(self) -> int:
         return min(self._end - self._cleared, self.max_tokens)
@@ -357,7 +357,7 @@ class LookupMemory:
 
     def _recent(self, place: int, count: int) -> list[int]:
         """The last tokens up to a place, the newest first."""
-        tokens = []
+        tokens: list[int] = []
         while place and len(tokens) < count:
             tokens.append(self._token_at[place - 1])
             place = self._before_at[place - 1]

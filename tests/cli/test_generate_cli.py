@@ -220,6 +220,20 @@ def test_a_second_turn_goes_on_from_the_cache_where_it_can(pair, template, goes_
     assert prefills[1] == len(pair.tokenizer(whole)["input_ids"]) - num_read
 
 
+def test_each_conversation_has_a_memory_of_its_own(pair):
+    """A later answer looks up what earlier messages and answers say, but nothing of another conversation."""
+    first = Conversation(pair)
+    memory = pair.drafter.memory
+    for said in (PROMPT, f"\n{PROMPT}"):
+        printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
+        first.answer(said, printer, {"max_new_tokens": 12, "do_sample": False})
+    assert pair.drafter.stats.num_lookups
+    assert len(memory) > len(pair.tokenizer(PROMPT)["input_ids"]) + 12
+    Conversation(pair)
+    assert pair.drafter.memory is not memory
+    assert len(pair.drafter.memory) == 0
+
+
 def test_an_answers_special_tokens_stay_in_the_conversation(pair, monkeypatch):
     """As those around reasoning, which are not shown; the end of the answer is the template's to write."""
     special = next(token for token in pair.tokenizer.all_special_ids if token != pair.tokenizer.eos_token_id)

@@ -21,7 +21,7 @@ from builders import build_drafter
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from hf_domino import DominoDraftModel
+from hf_domino import DominoDraftModel, LookupMemory
 from hf_domino.cli import main as cli
 from hf_domino.pair import BUNDLED
 from hf_domino.target.identity import identify
@@ -94,6 +94,24 @@ def test_with_recycling_every_model_of_a_program_drafts(models, tmp_path):
         assert f"hf_domino: recycling drafts for {folder}." in done.stderr
 
 
+def test_a_program_remembers_what_an_earlier_one_wrote(models, tmp_path):
+    target, _, _, drafter = models
+    script = "import sys, torch, hf_domino; from transformers import AutoModelForCausalLM as A\n"
+    script += "words, model = torch.tensor([[5, 6]]), A.from_pretrained(sys.argv[1])\n"
+    script += "model.generate(words, max_new_tokens=30, do_sample=False)\n"
+    script += "print('rounds', hf_domino.attached(model).drafter.stats.num_rounds)"
+    command = [*RUN, "--drafter", drafter, "--memory", "texts.safetensors", "python", "-c", script, target]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots()))}
+    counts, sizes = [], []
+    for _ in range(2):
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        counts.append(int(done.stdout.split()[-1]))
+        sizes.append(len(LookupMemory.load(tmp_path / "texts.safetensors")))
+    assert sizes == [32, 64]
+    assert counts[1] < counts[0]
+
+
 def roots():
     """Where the packages lie, for a process of another folder."""
     return CARDS.parent, CARDS.parent / "kernels" / "torch-ext"
@@ -105,6 +123,14 @@ def roots():
         (["--drafter", "nowhere", "ls"], "--drafter must be a folder or a Hub name, got 'nowhere'"),
         (["--drafter", "{target}", "ls"], "this is no drafter of hf_domino"),
         (["--drafter", "{drafter}", "no-such", "-x"], "COMMAND must be a program and its arguments, got 'no-such -x'"),
+        (
+            ["--drafter", "{drafter}", "--memory", __file__, "ls"],
+            "the file of a lookup memory must be a whole safetensors",
+        ),
+        (
+            ["--drafter", "{drafter}", "--memory", f"{__file__}/m", "ls"],
+            "--memory must be a folder that can be written",
+        ),
         (["--drafter", "{drafter}"], "COMMAND must be a program and its arguments, got ''"),
         (["--drafter", "{drafter}", "--"], "COMMAND must be a program and its arguments, got ''"),
         (

@@ -1,4 +1,4 @@
-"""Random calls of `generate`: prompts, budgets, end-of-text tokens, processors, seeds, drafters. Never a mismatch."""
+"""Random calls of `generate`: prompts, budgets, ends, processors, seeds, drafters, memories. Never a mismatch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from oracle import oracle
 
+from hf_domino import LookupMemory
 from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import cut_at_end
 
-CASES, CASES_BY_HAND = 8, 2000
+CASES, CASES_BY_HAND = 12, 2000
 VOCAB, PAD, LONGEST = 64, 2, 96  # LONGEST: positions of the target
 
 # Shrinking would take minutes: a failing call is printed whole and is short enough.
@@ -62,6 +63,9 @@ CALLS = st.fixed_dictionaries(
         "drafter": st.sampled_from(DRAFTERS),
         "processors": st.lists(st.sampled_from(PROCESSORS), max_size=3).map(merged),
         "to_the_limit": st.booleans(),
+        "lookup": st.sampled_from([None, 1, 4, 10, 60]),
+        "memory": st.sampled_from([None, 64, 5000]),  # how many tokens it holds
+        "share_known": st.sampled_from([0.0, 0.5, 0.9, 1.0]),  # of the right texts, how many tokens are in the memory
         "seed": st.integers(0, 10_000),
     }
 )
@@ -78,6 +82,18 @@ def targets(tiny_qwen3, tiny_llama, mistral):
     return {"qwen3": tiny_qwen3, "llama": tiny_llama, "mistral": mistral}
 
 
+def memory_of(call, texts, generator):
+    """A memory of these texts, in which some tokens are others; None if the call has none."""
+    if call["memory"] is None:
+        return None
+    memory = LookupMemory(call["memory"])
+    for text in texts:
+        others = torch.randint(VOCAB, (len(text),), generator=generator)
+        is_known = torch.rand(len(text), generator=generator) < call["share_known"]
+        memory.add(torch.where(is_known, torch.tensor(text), others))
+    return memory
+
+
 def check(call, targets, make_drafter):
     target, longest = targets[call["target"]], max(call["lengths"])
     generator = torch.Generator().manual_seed(call["seed"])
@@ -91,10 +107,12 @@ def check(call, targets, make_drafter):
     plain = target.generate(**prompt, **options, **ends)
     left_at = torch.get_rng_state()
     drafter = make_drafter(target, **call["drafter"])
+    drafter.memory = memory_of(call, [*plain.tolist(), *prompt["input_ids"].tolist()], generator)
+    lookup = {"prompt_lookup_num_tokens": call["lookup"]}
     torch.manual_seed(call["seed"])
     with oracle(target, prompt["input_ids"], call["accuracy"], attention_mask=prompt["attention_mask"], **options):
         torch.manual_seed(call["seed"])
-        assisted = target.generate(**prompt, assistant_model=drafter, **options, **ends)
+        assisted = target.generate(**prompt, assistant_model=drafter, **options, **ends, **lookup)
     assert torch.equal(assisted, plain)
     assert torch.equal(torch.get_rng_state(), left_at)
     texts = [cut_at_end(row, eos_ids_of(SimpleNamespace(**ends))).ids for row in assisted[:, longest:].tolist()]

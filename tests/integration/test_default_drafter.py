@@ -307,3 +307,34 @@ def test_an_assisted_loop_that_is_driven_by_position_drafts(target, drafter):
     plain = target.generate(PROMPT, **OPTIONS)
     assert torch.equal(target.generate(PROMPT, custom_generate=decode, **OPTIONS), plain)
     assert drafter.stats.num_new_tokens == OPTIONS["max_new_tokens"]
+
+
+def test_a_memory_is_attached_with_the_drafter(target, drafter, forward_clock):
+    """Calls that know nothing of it look up in the texts of earlier ones."""
+    plain = target.generate(PROMPT, **OPTIONS)
+    memory = hf_domino.LookupMemory()
+    hf_domino.attach(target, drafter, memory=memory)
+    try:
+        for _ in range(2):
+            assert torch.equal(target.generate(PROMPT, **OPTIONS), plain)
+        assert drafter.stats.num_lookups
+        assert drafter.memory is memory
+        hf_domino.attach(target, drafter)
+        assert drafter.memory is memory, "another call of attach leaves it"
+        with pytest.raises(ValueError, match="memory must be a LookupMemory or None, got 'texts'"):
+            hf_domino.attach(target, drafter, memory="texts")
+    finally:
+        hf_domino.detach(target)
+    assert len(memory) >= plain.shape[1]
+
+
+def test_a_call_may_limit_its_lookups(target, drafter):
+    hf_domino.attach(target, drafter, memory=hf_domino.LookupMemory())
+    try:
+        for _ in range(2):
+            target.generate(PROMPT, **OPTIONS, prompt_lookup_num_tokens=2)
+        rounds = zip(drafter.stats.proposed[0], drafter.stats.looked_up[0], strict=True)
+        assert {count for count, is_lookup in rounds if is_lookup} <= {1, 2}
+        assert drafter.stats.num_lookups
+    finally:
+        hf_domino.detach(target)

@@ -37,7 +37,7 @@ RECIPE = Path(__file__).with_name("qwen_coder.yaml")
 WRITING = ("--max-new-tokens=192", "--keep-unended", "--temperatures", "0", "0.7")
 BATCH_SIZE = 64
 STAGES = "stages.jsonl"
-FREE = ("prompt_lookup", "recycling", "recycling_lookup")  # methods that need no training
+FREE = ("packed", "prompt_lookup", "recycling", "recycling_lookup")  # methods that need no training
 DRAFTED = ("domino_adaptive", "domino_lookup")
 MEASURED = {"human-eval": 24, "edits": 10, "spec-bench": 26}  # prompts of each kind
 NEW_TOKENS = {"human-eval": 128, "edits": 192, "spec-bench": 128}

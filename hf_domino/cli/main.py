@@ -67,12 +67,13 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
-        of_system = isinstance(error, OSError) and error.strerror and error.filename
+        system_error = error if isinstance(error, OSError) and error.strerror and error.filename else None
         packages = {*OWN, *(module.partition(".")[0] for module, _ in commands.values())}
-        if options.traceback or not (is_own(error, packages) or of_system or why_no_room(error)):
+        if options.traceback or not (is_own(error, packages) or system_error or why_no_room(error)):
             raise
-        if of_system:
-            error = OSError(f"{error.filename} cannot be used: {error.strerror}. Name another place, or free that one.")
+        if system_error is not None:
+            what = f"{system_error.filename} cannot be used: {system_error.strerror}"
+            error = OSError(f"{what}. Name another place, or free that one.")
         print(f"{program} {options.command}: {error}", file=sys.stderr)
         return USER_ERROR
 

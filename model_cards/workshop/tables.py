@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import geometric_mean, mean
 
 from hf_domino import DominoConfig
-from hf_domino.evaluation.benchmark.options import BASELINE, keeps_seed
-from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number
+from hf_domino.evaluation.benchmark.options import BASELINE, METHODS, RECYCLED, keeps_seed
+from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
 from hf_domino.publishing.released import ReleasedDrafter, read_released
@@ -28,18 +28,19 @@ EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 COMPILED, FIXED = "plain, static", "drafter, static, full blocks"  # of model_cards/workshop/benchmarks/pairs.py
 REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
-NOT_SHOWN = (*REMOVED, "native")  # Transformers' own loop with our baseline: notebooks show it
+NOT_SHOWN = REMOVED
 THREE_MINUTES = 186  # CPU-seconds, with what a last step takes too much
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
 
 def speed(folder: Path, files: Sequence[str]) -> str:
-    """How many times as fast the best setting of each file is, greedy, as a sentence."""
+    """How many times as fast the best method of each file is, greedy, as a sentence."""
     found = []
     for rows in (read_rows(folder / name) for name in files):
-        best = max(filter(None, (_speed_up(rows, method, "greedy") for method in (ALONE, WITH_LOOKUP))))
-        found.append(f"**{best:.1f} times as fast** for {_name(rows)}")
+        ratios = {method: speed_ratio(rows, method, BASELINE, "greedy")[0] for method in _ours(rows)}
+        best = max(ratios, key=lambda method: ratios[method])
+        found.append(f"**{ratios[best]:.1f} times as fast** for {_name(rows)} ({plain_label(best)})")
     return (
         "`hf_domino` makes text generation in Hugging Face Transformers faster, "
         "and the output is still what your model would write alone.\n"
@@ -48,13 +49,31 @@ def speed(folder: Path, files: Sequence[str]) -> str:
 
 
 def gain(folder: Path, files: Sequence[str]) -> str:
-    """The gain of each file, greedy and sampled, and how many outputs on a CPU equal plain generation's."""
+    """The speed of every method on a CPU over plain generation with its interval, and how many outputs are equal."""
+    columns: dict[str, tuple[list[Row], str]] = {}
+    runs = [read_rows(folder / name) for name in files]
+    for name, rows in zip(files, runs, strict=True):
+        about = f"{_name(rows)}, {_prompts(name)}"
+        columns |= {f"{about}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+    found = {method for rows in runs for method in methods_of(rows)}
+    body = [
+        [label(method), *(_ratio(rows, method, mode) for rows, mode in columns.values())]
+        for method in METHODS
+        if method in found and method != BASELINE and not method.startswith(NOT_SHOWN)
+    ]
+    exact = "; ".join(f"{_name(rows)} {_equal(rows)}" for rows in runs)
+    return (
+        f"{markdown_table(list(columns), body)}\n"
+        f"This many outputs of hf_domino equal those of plain `generate`, token by token: {exact}.\n"
+    )
+
+
+def gain_gpu(folder: Path, files: Sequence[str]) -> str:
+    """The speed of full blocks on a GPU over plain generation, both compiled."""
     runs = [_read(folder / name) for name in files]
     modes = {mode: name for rows in runs for mode, name in modes_of(rows).items()}
-    lines = [[_name(rows), *(_gain(rows, mode) for mode in modes)] for rows in runs]
-    exact = "; ".join(f"{_name(rows)} {_equal(rows)}" for rows in runs if not _is_on_gpu(rows))
-    table = markdown_table(list(modes.values()), lines)
-    return f"{table}\nOn the CPU, this many outputs equal those of plain `generate`, token by token: {exact}.\n"
+    lines = [[_name(rows), *(_ratio(rows, FIXED, mode, COMPILED) for mode in modes)] for rows in runs]
+    return f"{markdown_table(list(modes.values()), lines)}"
 
 
 def gpu(folder: Path, files: Sequence[str]) -> str:
@@ -269,7 +288,22 @@ def recipe(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-TABLES = (speed, gain, gpu, methods, released, contexts, rounds, break_even, kinds, trained, minutes, rollouts, recipe)
+TABLES = (
+    speed,
+    gain,
+    gain_gpu,
+    gpu,
+    methods,
+    released,
+    contexts,
+    rounds,
+    break_even,
+    kinds,
+    trained,
+    minutes,
+    rollouts,
+    recipe,
+)
 RENDERED = {function.__name__: function for function in TABLES}
 
 
@@ -296,32 +330,26 @@ def _name(rows: Sequence[Row]) -> str:
     return f"{first['pair']} in {first['dtype']}{card}"
 
 
-def _speed_up(rows: Sequence[Row], method: str, mode: str) -> float | None:
-    return summarize(rows, method, mode).speed_up if rows_of(rows, method, mode) else None
+def _prompts(name: str) -> str:
+    """What a file of results was measured on, by its name: `results-human-eval.jsonl`."""
+    return " ".join(Path(name).stem.split("-")[1:]) or "own prompts"
 
 
-def _gain(rows: Sequence[Row], mode: str) -> str:
-    if _is_on_gpu(rows):
-        plain, compiled = (speed_ratio(rows, FIXED, base, mode)[0] for base in (BASELINE, COMPILED))
-        return f"{_compared(compiled)} compiled plain generation, {number(plain, ' x')} plain"
-    alone, both = (_speed_up(rows, method, mode) for method in (ALONE, WITH_LOOKUP))
-    parts = []
-    if alone is not None:
-        parts.append(number(alone, " x"))
-    if both is not None:
-        parts.append(f"{number(both, ' x')} with prompt lookup")
-    return ", ".join(parts)
+def _ours(rows: Sequence[Row]) -> list[str]:
+    """The methods of a file that run in hf_domino's loop by default settings."""
+    return [method for method in (*RECYCLED, ALONE, WITH_LOOKUP) if method in methods_of(rows)]
 
 
-def _compared(ratio: float) -> str:
-    """A ratio of speeds in words, such as `12 % slower than`."""
-    if ratio < 1:
-        return f"{100 * (1 - ratio):.0f} % slower than"
-    return number(ratio, " x")
+def _ratio(rows: Sequence[Row], method: str, mode: str, base: str = BASELINE) -> str:
+    """The geometric mean of the speed over another method, with its 95 % interval."""
+    if not rows_of(rows, method, mode):
+        return ""
+    mean, low, high = speed_ratio(rows, method, base, mode)
+    return f"{mean:.2f} x ({low:.2f} to {high:.2f})"
 
 
 def _equal(rows: Sequence[Row]) -> str:
-    ours = [row for mode in modes_of(rows) for method in (ALONE, WITH_LOOKUP) for row in rows_of(rows, method, mode)]
+    ours = [row for mode in modes_of(rows) for method in _ours(rows) for row in rows_of(rows, method, mode)]
     equal = count_equal(ours)
     text = f"{equal} of {len(ours)}"
     examined = [row for row in ours if row.get("partings")]  # repeated, plain generation wrote the others, too

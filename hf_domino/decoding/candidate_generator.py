@@ -274,7 +274,7 @@ class DominoCandidateGenerator(CandidateGenerator):
             remedy = "Call model.generate(..., assistant_model=drafter), whose loop handles batches."
             raise invalid_argument("the batch size of get_candidates", 1, len(input_ids), remedy)
         if is_first_iteration or model_outputs is None:
-            self._begin(input_ids)
+            self._begin(input_ids, model_kwargs or {})
             return input_ids, None
         self._start = time.perf_counter()
         self._observe_outputs(input_ids, model_kwargs or {}, model_outputs, int(n_last_matches))
@@ -313,13 +313,15 @@ class DominoCandidateGenerator(CandidateGenerator):
         """Let prompt lookup read the tokens so far, `[1, T]`."""
         self.lookup.read = lambda row, start: input_ids[row, start:].tolist()
 
-    def _begin(self, input_ids: torch.LongTensor) -> None:
-        """Record the length of the prompt and the start time, before the first forward."""
+    def _begin(self, input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> None:
+        """Record the length of the prompt, its padding and the start time, before the first forward."""
         if not input_ids.shape[1]:
             remedy = "Call model.generate(..., assistant_model=drafter) with the patch, whose loop takes them."
             raise invalid_argument("the prompt of get_candidates", "of token ids", "of embeddings alone", remedy)
         self._call_start = time.perf_counter()
         self._prompt_length = input_ids.shape[1]
+        if self.lookup.most:
+            self.lookup.padding = num_padding(input_ids, model_kwargs.get("attention_mask"))
 
     def _positions_left(self, length: int) -> int | None:
         """How many proposals have room after a text of this length in the target and in the loop's cache."""
@@ -350,8 +352,6 @@ class DominoCandidateGenerator(CandidateGenerator):
         if self._proposals is None or self._prefixes is None:
             length = input_ids.shape[1] - 1
             mask = model_kwargs.get("attention_mask")
-            if self.lookup.most:
-                self.lookup.padding = num_padding(input_ids, mask)
             if mask is not None:
                 mask = mask[:, :length]
             self.observe_prompt(captured, length, mask)

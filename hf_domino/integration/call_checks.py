@@ -62,7 +62,7 @@ _CHANGES_DISTRIBUTION = (
     "It changes the target's output distribution, which assisted decoding preserves; leave it unset."
 )
 _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes."
-_PROMPT_LOOKUP = "It is the most tokens that prompt lookup may propose in a round; leave it unset for none."
+_PROMPT_LOOKUP = "A round looks up at most so many tokens; leave it unset for none, or with a memory for 10."
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 _CACHES = "None, 'dynamic' or 'static'"
 # Field of the `GenerationConfig`, whether a drafter allows a value, the allowed values in words, the remedy.

@@ -241,3 +241,20 @@ def test_states_that_the_next_forward_overwrites(native, tiny_llama, make_drafte
         native(tiny_llama, drafter, PROMPT, **options)
     assert found == expected
     assert len(found) < len(drafter.stats.acceptance_lengths)
+
+
+def test_a_memory_holds_what_transformers_loop_writes(native, tiny_qwen3, make_drafter):
+    """Without the padding before the prompt, and also if a call makes no round."""
+    drafter = make_drafter(tiny_qwen3)
+    drafter.memory = hf_domino.LookupMemory()
+    ids = torch.nn.functional.pad(PROMPT, (4, 0), value=PAD)
+    options = GREEDY | {"attention_mask": (torch.arange(ids.shape[1])[None] >= 4).long()}
+    plain = tiny_qwen3.generate(ids, **options)
+    for _ in range(2):
+        assert torch.equal(native(tiny_qwen3, drafter, ids, **options), plain)
+    assert len(drafter.memory) == PROMPT.shape[1] + 40 + 39  # the prompt and the first token are held once
+    drafter.memory.add(plain[0, 4:])
+    assert len(drafter.memory) == PROMPT.shape[1] + 40 + 39
+    assert drafter.stats.lookup_length > 3
+    native(tiny_qwen3, drafter, torch.tensor([[60, 61]]), **GREEDY | {"max_new_tokens": 1})
+    assert len(drafter.memory) == PROMPT.shape[1] + 40 + 39 + 3

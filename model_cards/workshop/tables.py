@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import geometric_mean, mean
 
 from hf_domino import DominoConfig
-from hf_domino.evaluation.benchmark.options import BASELINE, METHODS, RECYCLED, keeps_seed
+from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED, RECYCLED, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number, plain_label
 from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
@@ -26,7 +26,9 @@ from study.summary import summarize as summarize_runs
 
 EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
-COMPILED, FIXED = "plain, static", "drafter, static, full blocks"  # of model_cards/workshop/benchmarks/pairs.py
+OURS = (*RECYCLED, ALONE, WITH_LOOKUP)  # methods that run in hf_domino's loop with default settings
+COMPILED = "plain, static"  # of model_cards/workshop/benchmarks/pairs.py
+MEASURED_ON = {"results-human-eval": "HumanEval"}  # file of results -> its prompts, if these are not the target's own
 REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
 NOT_SHOWN = REMOVED
 THREE_MINUTES = 186  # CPU-seconds, with what a last step takes too much
@@ -37,10 +39,11 @@ MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end --
 def speed(folder: Path, files: Sequence[str]) -> str:
     """How many times as fast the best method of each file is, greedy, as a sentence."""
     found = []
-    for rows in (read_rows(folder / name) for name in files):
+    for name in files:
+        rows = read_rows(folder / name)
         ratios = {method: speed_ratio(rows, method, BASELINE, "greedy")[0] for method in _ours(rows)}
         best = max(ratios, key=lambda method: ratios[method])
-        found.append(f"**{ratios[best]:.1f} times as fast** for {_name(rows)} ({plain_label(best)})")
+        found.append(f"**{ratios[best]:.1f} times as fast** for {_name(rows)} ({_prompts(name)}, {plain_label(best)})")
     return (
         "`hf_domino` makes text generation in Hugging Face Transformers faster, "
         "and the output is still what your model would write alone.\n"
@@ -58,22 +61,14 @@ def gain(folder: Path, files: Sequence[str]) -> str:
     found = {method for rows in runs for method in methods_of(rows)}
     body = [
         [label(method), *(_ratio(rows, method, mode) for rows, mode in columns.values())]
-        for method in METHODS
-        if method in found and method != BASELINE and not method.startswith(NOT_SHOWN)
+        for method in (PACKED, LOOKUP, *OURS)
+        if method in found
     ]
     exact = "; ".join(f"{_name(rows)} {_equal(rows)}" for rows in runs)
     return (
         f"{markdown_table(list(columns), body)}\n"
         f"This many outputs of hf_domino equal those of plain `generate`, token by token: {exact}.\n"
     )
-
-
-def gain_gpu(folder: Path, files: Sequence[str]) -> str:
-    """The speed of full blocks on a GPU over plain generation, both compiled."""
-    runs = [_read(folder / name) for name in files]
-    modes = {mode: name for rows in runs for mode, name in modes_of(rows).items()}
-    lines = [[_name(rows), *(_ratio(rows, FIXED, mode, COMPILED) for mode in modes)] for rows in runs]
-    return f"{markdown_table(list(modes.values()), lines)}"
 
 
 def gpu(folder: Path, files: Sequence[str]) -> str:
@@ -92,8 +87,7 @@ def methods(folder: Path, files: Sequence[str]) -> str:
     """Speed-up and tokens a forward of every method: a column for each file and mode."""
     columns: dict[str, tuple[list[Row], str]] = {}
     for rows in (read_rows(folder / name) for name in files):
-        pair = measured(rows)[0]["pair"]
-        columns |= {f"{pair}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+        columns |= {f"{_name(rows)}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
     body = [
         [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
         for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
@@ -291,7 +285,6 @@ def recipe(folder: Path, files: Sequence[str]) -> str:
 TABLES = (
     speed,
     gain,
-    gain_gpu,
     gpu,
     methods,
     released,
@@ -331,20 +324,20 @@ def _name(rows: Sequence[Row]) -> str:
 
 
 def _prompts(name: str) -> str:
-    """What a file of results was measured on, by its name: `results-human-eval.jsonl`."""
-    return " ".join(Path(name).stem.split("-")[1:]) or "own prompts"
+    """What a file of results was measured on, by its name."""
+    return MEASURED_ON.get(Path(name).stem, "own prompts")
 
 
 def _ours(rows: Sequence[Row]) -> list[str]:
-    """The methods of a file that run in hf_domino's loop by default settings."""
-    return [method for method in (*RECYCLED, ALONE, WITH_LOOKUP) if method in methods_of(rows)]
+    """The methods of a file that run in hf_domino's loop with default settings."""
+    return [method for method in OURS if method in methods_of(rows)]
 
 
-def _ratio(rows: Sequence[Row], method: str, mode: str, base: str = BASELINE) -> str:
-    """The geometric mean of the speed over another method, with its 95 % interval."""
+def _ratio(rows: Sequence[Row], method: str, mode: str) -> str:
+    """The geometric mean of the speed over plain generation, with its 95 % interval."""
     if not rows_of(rows, method, mode):
         return ""
-    mean, low, high = speed_ratio(rows, method, base, mode)
+    mean, low, high = speed_ratio(rows, method, BASELINE, mode)
     return f"{mean:.2f} x ({low:.2f} to {high:.2f})"
 
 

@@ -33,7 +33,7 @@ def test_a_line_is_what_the_rows_give(tmp_path):
     )
     text = filled(page)
     greedy, sampled = (speed_ratio(ROWS, "domino_adaptive", "plain", mode) for mode in ("greedy", "sample"))
-    assert f"**{greedy[0]:.1f} times as fast** for tiny in float32 (Domino)" in text
+    assert f"**{greedy[0]:.1f} times as fast** for tiny in float32 (own prompts, Domino)" in text
     cells = (f"{mean:.2f} x ({low:.2f} to {high:.2f})" for mean, low, high in (greedy, sampled))
     assert f"| **Domino** | {' | '.join(cells)} |" in text
     assert "tiny in float32, own prompts, greedy" in text
@@ -62,12 +62,11 @@ def test_speeds_on_a_gpu_are_those_of_long_texts(tmp_path):
     rows[1] |= {"new_tokens": 12, "seconds": 1}  # of the second prompt, greedy
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     page = tmp_path / "page.md"
-    page.write_text("".join(f"<!-- {name}:begin rows.jsonl -->\n<!-- {name}:end -->\n" for name in ("gpu", "gain_gpu")))
+    page.write_text("".join(f"<!-- {name}:begin rows.jsonl -->\n<!-- {name}:end -->\n" for name in ("gpu",)))
     text = filled(page)
     assert "| plain | 10 (0.10) | 10 (0.10) |" in text
     assert "| drafter, static, full blocks | 150 (1.50) | 150 (1.50) |" in text
     assert "| prompts | 2 | 3 |" in text
-    assert re.search(r"\| tiny in float32, NVIDIA A \| 1\.50 x \([^|]+\) \| 1\.50 x \(1\.50 to 1\.50\) \|", text)
 
 
 def test_trainings_of_a_drafter_are_shown_at_their_best_rate(tmp_path):

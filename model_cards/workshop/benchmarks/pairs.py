@@ -22,7 +22,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -32,6 +32,7 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import GenerationConfig
 
+import hf_domino
 from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
@@ -48,6 +49,7 @@ LOOKUP = {"prompt_lookup_num_tokens": 10}
 TREE_SIZE = 16
 FEW_TOKENS = 4  # of the texts that are not timed
 PLAIN = "plain"
+THEIR_LOOP = "their_loop"  # marks a method that runs our candidate generator in Transformers' own assisted loop
 MODES = ("greedy", "sample")
 
 
@@ -59,7 +61,10 @@ def methods_of(pair: Pair) -> dict[str, dict[str, Any]]:
     return {
         PLAIN: {},
         "plain, static": STATIC,
+        "Transformers' prompt lookup": LOOKUP,
+        "Transformers' prompt lookup, static": STATIC | LOOKUP,
         "drafter": {"assistant_model": drafter},
+        "drafter, Transformers' loop, static": {"assistant_model": drafter, THEIR_LOOP: True} | STATIC,
         "drafter, prompt lookup": {"assistant_model": drafter} | LOOKUP,
         "drafter, full blocks": full,
         "drafter, trees": {"assistant_model": drafter.view(draft_length="full", draft_tree_size=TREE_SIZE)},
@@ -123,9 +128,11 @@ def _run(
     """One text, timed; None where the method fails, which is said."""
     how = {"do_sample": True, "temperature": options.temperature, "top_k": 0} if mode != "greedy" else {}
     call = {"do_sample": False, "max_new_tokens": options.max_new_tokens} | how | arguments
+    is_theirs = call.pop(THEIR_LOOP, False)
     torch.manual_seed(options.seed)
     try:
-        text, seconds = generate_timed(pair.target, inputs, **call)
+        with in_their_loop(pair) if is_theirs else contextlib.nullcontext():
+            text, seconds = generate_timed(pair.target, inputs, **call)
     except Exception as error:  # a method of many must not end the others
         print(f"{call}: {type(error).__name__}: {error}", file=sys.stderr)
         return None
@@ -134,6 +141,22 @@ def _run(
     if (drafter := arguments.get("assistant_model")) is not None:
         row |= {"num_rounds": drafter.stats.num_rounds, "tokens_per_forward": drafter.stats.tokens_per_forward}
     return row, text
+
+
+@contextlib.contextmanager
+def in_their_loop(pair: Pair) -> Iterator[None]:
+    """Let Transformers' own assisted loop draft with our candidate generator, one sequence at a time."""
+    drafter = pair.drafter
+    assert drafter is not None
+    hf_domino.uninstall()
+    pair.target._get_candidate_generator = lambda **call: hf_domino.DominoCandidateGenerator(
+        drafter, pair.target, call["generation_config"], call["logits_processor"], call["model_kwargs"]
+    )
+    try:
+        yield
+    finally:
+        del pair.target._get_candidate_generator
+        hf_domino.install()
 
 
 def num_written(text: torch.Tensor, generation_config: GenerationConfig) -> int:

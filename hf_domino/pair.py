@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.errors import invalid_argument
@@ -212,6 +212,13 @@ def load_pair(
 def is_recycling(drafter: str | os.PathLike | None) -> bool:
     """Return whether a drafter's name means token recycling, not a folder with that name."""
     return str(drafter) == RECYCLING and not Path(RECYCLING).is_dir()
+
+
+def drafter_called(name: str | os.PathLike, target: PreTrainedModel) -> DominoDraftModel | None:
+    """Return a new drafter for a target if its name is a word, not a folder or a Hub name; else None."""
+    if is_recycling(name):
+        return recycling(target)
+    return None
 
 
 def _offline(name: str | Path) -> dict[str, Any]:

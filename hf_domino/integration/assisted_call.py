@@ -34,8 +34,8 @@ from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import check_is_target, check_source
 from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
 from hf_domino.integration.default_drafter import Attached, detach, set_default
-from hf_domino.methods import DominoDraftModel, recycling
-from hf_domino.pair import is_recycling
+from hf_domino.methods import DominoDraftModel
+from hf_domino.pair import drafter_called, is_recycling
 from hf_domino.target.compatibility import check_target, fitting_drafter, unwrapped
 from hf_domino.target.identity import check_recorded, recognise
 from hf_domino.target.view import input_device
@@ -235,8 +235,8 @@ def pipeline_drafter(target: PreTrainedModel, assistant: Any, **download: Any) -
     if not target.can_generate():
         return None
     if isinstance(assistant, (str, os.PathLike)):
-        if is_recycling(assistant):
-            return recycling(target)
+        if (made := drafter_called(assistant, target)) is not None:
+            return made
         check_source(os.fspath(assistant), "assistant_model", **download)
         found = format_of(stored_config(assistant, download))
         if found in (None, MUSE_GLIMMER):  # Transformers runs these assistants itself

@@ -47,7 +47,7 @@ STYLE: Any = {
 }
 # One a method, in the order of `METHODS`.
 COLOURS = (
-    *("#afb8c1", "#6e7781", "#bf3989", "#a40e26", "#f08c8c", "#8250df"),
+    *("#afb8c1", "#8c959f", "#6e7781", "#bf3989", "#a40e26", "#e85aad", "#f08c8c", "#8250df"),
     *("#cf6f1e", "#14a3c7", "#c9a227", "#7fb0e6", "#3b74b8", "#7cc48c", "#14532d"),
     "#0d9488",
 )

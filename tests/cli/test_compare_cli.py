@@ -139,6 +139,7 @@ def test_the_dtype_is_said(tiny_pair_folder, capsys, monkeypatch):
 
 def test_a_busy_machine_is_said(tiny_pair_folder, capsys, monkeypatch):
     monkeypatch.setattr("os.getloadavg", lambda: (4.0 * os.cpu_count(), 0, 0))
+    monkeypatch.setattr("hf_domino._common.verdict.MIN_FORWARDS", 1)
     generated = []
 
     def paused(target, inputs, **arguments):

@@ -28,7 +28,10 @@ EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 OURS = (*RECYCLED, ALONE, WITH_LOOKUP)  # methods that run in hf_domino's loop with default settings
 COMPILED = "plain, static"  # of model_cards/workshop/benchmarks/pairs.py
-MEASURED_ON = {"results-human-eval": "HumanEval"}  # file of results -> its prompts, if these are not the target's own
+MEASURED_ON = {
+    "results-human-eval": "HumanEval",
+    "results-spec-bench": "Spec-Bench",
+}  # file of results -> its prompts, if these are not the target's own
 REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
 NOT_SHOWN = REMOVED
 THREE_MINUTES = 186  # CPU-seconds, with what a last step takes too much
@@ -64,7 +67,9 @@ def gain(folder: Path, files: Sequence[str]) -> str:
         for method in (PACKED, LOOKUP, *OURS)
         if method in found
     ]
-    exact = "; ".join(f"{_name(rows)} {_equal(rows)}" for rows in runs)
+    exact = "; ".join(
+        f"{_name(rows)}, {_prompts(name)}, {_equal(rows)}" for name, rows in zip(files, runs, strict=True)
+    )
     return (
         f"{markdown_table(list(columns), body)}\n"
         f"This many outputs of hf_domino equal those of plain `generate`, token by token: {exact}.\n"
@@ -86,8 +91,10 @@ def gpu(folder: Path, files: Sequence[str]) -> str:
 def methods(folder: Path, files: Sequence[str]) -> str:
     """Speed-up and tokens a forward of every method: a column for each file and mode."""
     columns: dict[str, tuple[list[Row], str]] = {}
-    for rows in (read_rows(folder / name) for name in files):
-        columns |= {f"{_name(rows)}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+    for name in files:
+        rows = read_rows(folder / name)
+        about = f"{_name(rows)}, {_prompts(name)}"
+        columns |= {f"{about}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
     body = [
         [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
         for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))

@@ -180,7 +180,7 @@ def _prepare(models: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> di
     for model in models:
         candidates |= {id(weight): weight for weight in _weights_of(model)}
     found = dict[int, tuple[torch.Tensor, Packed]]()
-    missing = list[tuple[float, torch.Tensor, _Gain]]()
+    missing = list[tuple[torch.Tensor, _Gain]]()
     with _lock, torch.no_grad(), torch.inference_mode(False):
         if setting == ALWAYS:
             gains = [(weight, _ALWAYS_FASTER) for weight in candidates.values()]
@@ -192,10 +192,10 @@ def _prepare(models: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> di
                 found[id(weight)] = weight, packed
             else:
                 _kept.pop(weight, None)
-                missing.append((gain.saved, weight, gain))
+                missing.append((weight, gain))
         if missing:
-            missing.sort(key=lambda each: each[0], reverse=True)
-            found |= _pack([(weight, gain) for _, weight, gain in missing], is_forced=setting == ALWAYS)
+            missing.sort(key=lambda each: each[1].saved, reverse=True)
+            found |= _pack(missing, is_forced=setting == ALWAYS)
     return found
 
 
@@ -240,7 +240,8 @@ def _row_sums(weight: torch.Tensor) -> torch.Tensor:
     weight = weight.detach()
     # Read four bytes at a time, which is fastest. PEFT and others write to `weight.data`, which changes no version
     # counter, so the contents have to be read.
-    if weight.itemsize == 4 or (weight.stride(1) == 1 and weight.stride(0) % 2 == weight.shape[1] % 2 == 0):
+    pairs = (weight.shape[1], weight.stride(0), weight.storage_offset())  # all even where two elements are four bytes
+    if weight.itemsize == 4 or (weight.stride(1) == 1 and not any(count % 2 for count in pairs)):
         return weight.view(torch.int32).sum(dim=1, dtype=torch.int32)
     return weight.view(torch.int16).sum(dim=1, dtype=torch.int32)
 
@@ -248,7 +249,7 @@ def _row_sums(weight: torch.Tensor) -> torch.Tensor:
 def _pack(missing: list[tuple[torch.Tensor, _Gain]], is_forced: bool) -> dict[int, tuple[torch.Tensor, Packed]]:
     """Pack weights in this order, as far as memory goes."""
     held = sum(packed.copy.nbytes for packed in _kept.values())
-    room = SHARE_OF_MEMORY * (free_memory() + held) - held
+    room = SHARE_OF_MEMORY * (available_memory() + held) - held
     found = dict[int, tuple[torch.Tensor, Packed]]()
     num_bytes = 0
     left_out = 0
@@ -269,7 +270,7 @@ def _pack(missing: list[tuple[torch.Tensor, _Gain]], is_forced: bool) -> dict[in
     return found
 
 
-def free_memory() -> int:
+def available_memory() -> int:
     """Return how many bytes of memory this process can still take, of the machine or of its container."""
     import psutil  # a requirement of accelerate
 

@@ -33,7 +33,6 @@ MEASURED_ON = {
     "results-spec-bench": "Spec-Bench",
 }  # file of results -> its prompts, if these are not the target's own
 REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
-NOT_SHOWN = REMOVED
 THREE_MINUTES = 186  # CPU-seconds, with what a last step takes too much
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
@@ -98,7 +97,7 @@ def methods(folder: Path, files: Sequence[str]) -> str:
     body = [
         [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
         for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
-        if method != BASELINE and not method.startswith(NOT_SHOWN)
+        if method != BASELINE and not method.startswith(REMOVED)
     ]
     origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"

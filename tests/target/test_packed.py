@@ -200,6 +200,15 @@ def test_one_changed_element_of_a_narrow_weight_is_seen(dtype):
         assert (after - before)[:, 5].float().mean() == pytest.approx(1, abs=0.05)
 
 
+def test_a_narrow_weight_may_begin_anywhere_in_its_storage():
+    layer = layer_of(torch.bfloat16)
+    expected = product(layer)
+    elements = torch.zeros(1 + layer.weight.numel(), dtype=torch.bfloat16)
+    elements[1:] = layer.weight.detach().flatten()
+    layer.weight = nn.Parameter(elements[1:].view_as(layer.weight))
+    assert torch.equal(product(layer), expected)
+
+
 def test_merged_adapters_are_seen():
     peft = pytest.importorskip("peft")
     target = build("qwen3")
@@ -336,7 +345,7 @@ def test_copies_take_half_of_the_free_memory_at_most(monkeypatch, products, capl
     layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     size = layers[0].weight.nbytes
     free = [4 * size, 2 * size]
-    monkeypatch.setattr("hf_domino.target.packed.free_memory", lambda: free.pop(0))
+    monkeypatch.setattr("hf_domino.target.packed.available_memory", lambda: free.pop(0))
     with caplog.at_level("WARNING"):
         product(layers, torch.ones(2, 64))
     assert "are not packed, to leave half of the free memory" in caplog.text

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from hf_domino.evaluation.explain import Round, explain_round
     from hf_domino.integration.grammar import AllowedByGrammar
     from hf_domino.methods import DominoConfig, DominoDraftModel, recycling
-    from hf_domino.statistics.phases import timed_phases
-    from hf_domino.statistics.stats import DecodingStats
-    from hf_domino.target.packed import packed_linears
+    from hf_domino.stats.decoding_stats import DecodingStats
+    from hf_domino.stats.phases import timed_phases
+    from hf_domino.targets.packed import packed_linears
 
 __all__ = [
     "AllowedByGrammar",
@@ -66,10 +66,10 @@ _LATER = {
     "Round": "evaluation.explain",
     "explain_round": "evaluation.explain",
     "AllowedByGrammar": "integration.grammar",
-    "DecodingStats": "statistics.stats",
-    "timed_phases": "statistics.phases",
+    "DecodingStats": "stats.decoding_stats",
+    "timed_phases": "stats.phases",
     "recycling": "methods",
-    "packed_linears": "target.packed",
+    "packed_linears": "targets.packed",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

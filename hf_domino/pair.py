@@ -22,8 +22,8 @@ from hf_domino._common.fields import BUNDLED_PROMPTS
 from hf_domino.data.prompts import Asked, bundled_prompts, read_prompts
 from hf_domino.formats.source import check_is_target, check_source, has_model
 from hf_domino.methods import DominoDraftModel, recycling
-from hf_domino.target.compatibility import check_target
-from hf_domino.target.loading import AutoTarget
+from hf_domino.targets.compatibility import check_target
+from hf_domino.targets.loading import AutoTarget
 
 BUNDLED = "pycoder-13m"
 CARDS = "model_cards"  # folder in a checkout of the repository

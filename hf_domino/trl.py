@@ -19,8 +19,8 @@ from hf_domino.configuration.checks import check_range
 from hf_domino.decoding.lookup_memory import LookupMemory, check_memory
 from hf_domino.integration.default_drafter import attached, detach
 from hf_domino.integration.patch import attach
-from hf_domino.statistics.stats import DecodingStats
-from hf_domino.target.compatibility import unwrapped
+from hf_domino.stats.decoding_stats import DecodingStats
+from hf_domino.targets.compatibility import unwrapped
 from hf_domino.training.following import Follower
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import torch
 from hf_domino.data.filters import distinct_ngram_ratio
 from hf_domino.evaluation.benchmark.divergences import find_divergences
 from hf_domino.pair import BUNDLED, Pair, domino_folder, load_pair, read_prompts
-from hf_domino.target.identity import TargetIdentity, identify
+from hf_domino.targets.identity import TargetIdentity, identify
 
 FOLDER = Path(__file__).parents[1] / "model_cards" / BUNDLED
 MAX_FILE_BYTES, MAX_WEIGHTS_BYTES, MAX_OTHER_BYTES = 16 * 10**6, 80 * 10**6, 20 * 10**6

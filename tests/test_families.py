@@ -8,7 +8,7 @@ import transformers
 from builders import left_padded
 from oracle import oracle
 
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 pytestmark = pytest.mark.transformers
 

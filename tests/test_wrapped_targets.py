@@ -15,7 +15,7 @@ from test_families import build
 
 import hf_domino
 from hf_domino import check_fit
-from hf_domino.target.view import input_device
+from hf_domino.targets.view import input_device
 from hf_domino.training import DominoTrainer, DominoTrainingArguments
 
 pytestmark = pytest.mark.transformers

@@ -89,8 +89,8 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import CHUNK, TargetWriter
     from hf_domino.pair import choose_dtype
-    from hf_domino.target.identity import identify
-    from hf_domino.target.loading import AutoTarget
+    from hf_domino.targets.identity import identify
+    from hf_domino.targets.loading import AutoTarget
 
     device = options.device or default_device()
     if device == "cuda" and "LOCAL_RANK" in os.environ:
@@ -106,7 +106,7 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
 
     from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import EndpointWriter
-    from hf_domino.target.identity import TargetIdentity
+    from hf_domino.targets.identity import TargetIdentity
 
     try:
         config = GenerationConfig.from_pretrained(options.target)

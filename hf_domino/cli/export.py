@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("format", "engine", "dtype", "overwrite")}
     target = None
     if options.target is not None:
-        from hf_domino.target.loading import AutoTarget
+        from hf_domino.targets.loading import AutoTarget
 
         target = AutoTarget.from_pretrained(find_target(options.target), dtype="auto")
     config = drafter.config

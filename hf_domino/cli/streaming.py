@@ -14,7 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers.generation.streamers import BaseStreamer
 
-from hf_domino.statistics.stats import DecodingStats
+from hf_domino.stats.decoding_stats import DecodingStats
 
 COLOURS = ("cyan", "magenta")  # rounds alternate between them; both are readable on dark and on light backgrounds
 PREFILL_STYLE = "dim"

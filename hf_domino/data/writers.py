@@ -22,8 +22,8 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.from_target import eos_ids_of
-from hf_domino.target.packed import packed_linears
-from hf_domino.target.view import input_device
+from hf_domino.targets.packed import packed_linears
+from hf_domino.targets.view import input_device
 
 # These values switch off any truncation that a target's generation configuration asks for.
 UNTRUNCATED = {"top_k": 0, "top_p": 1.0, "typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0}

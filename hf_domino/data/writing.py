@@ -25,7 +25,7 @@ from hf_domino.data.self_written import check_chat_template, find_user_turn, wri
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Rows, run_units
 from hf_domino.data.writers import Writer
-from hf_domino.target.identity import TargetIdentity, check_same
+from hf_domino.targets.identity import TargetIdentity, check_same
 
 SETTINGS = "settings.json"
 UNITS = "units"

@@ -26,7 +26,7 @@ from hf_domino.decoding.sampling import TokenDistribution, choose
 from hf_domino.decoding.tree import along
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.interface import Branches
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 # The scores of each branch's candidates `[B, L, M]`, the noise to draw them with, and their ids. Noise and ids have the
 # same shape, or `[B, 1, M]` if all branches share them.

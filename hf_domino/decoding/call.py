@@ -28,8 +28,8 @@ from hf_domino.decoding.static.workspace import CAPACITY_STEP, Workspace, take_w
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.methods import DominoDraftModel
-from hf_domino.statistics.phases import PhaseTimer
-from hf_domino.target.view import TargetModel, input_device
+from hf_domino.stats.phases import PhaseTimer
+from hf_domino.targets.view import TargetModel, input_device
 
 
 @dataclass(frozen=True)

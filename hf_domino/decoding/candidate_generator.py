@@ -39,9 +39,9 @@ from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache
-from hf_domino.statistics.stats import DecodingStats, record_stats
-from hf_domino.target.compatibility import fitting_drafter
-from hf_domino.target.view import TargetModel
+from hf_domino.stats.decoding_stats import DecodingStats, record_stats
+from hf_domino.targets.compatibility import fitting_drafter
+from hf_domino.targets.view import TargetModel
 
 ONE_SEQUENCE = [0]
 

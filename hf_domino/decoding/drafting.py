@@ -20,7 +20,7 @@ from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
-from hf_domino.target.view import Captured, TargetModel
+from hf_domino.targets.view import Captured, TargetModel
 
 MAX_WAITING = 256  # how many context positions rounds without drafts may collect before they are stored in the cache
 

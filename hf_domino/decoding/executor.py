@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from hf_domino.methods import DominoDraftModel
-from hf_domino.statistics.phases import PhaseTimer
+from hf_domino.stats.phases import PhaseTimer
 
 
 class Executor:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from hf_domino.methods.domino import PrefixGRU
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 MAX_BYTES = 2**25  # enough for 5,461 tokens with the sizes of Qwen3-8B; a full table is emptied
 

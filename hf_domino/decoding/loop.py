@@ -33,10 +33,10 @@ from hf_domino.decoding.tree import Tree, along
 from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import accept, check_drawn, take
 from hf_domino.methods import DominoDraftModel
-from hf_domino.statistics.stats import DecodingStats, hand_out, record_stats
-from hf_domino.target.identity import recognise
-from hf_domino.target.packed import packed_linears
-from hf_domino.target.view import Captured
+from hf_domino.stats.decoding_stats import DecodingStats, hand_out, record_stats
+from hf_domino.targets.identity import recognise
+from hf_domino.targets.packed import packed_linears
+from hf_domino.targets.view import Captured
 
 # With a vocabulary of at least this size, a CPU verifies a single sequence one position at a time. That way it never
 # computes the distributions of positions after the first rejected proposal.

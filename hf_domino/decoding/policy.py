@@ -25,7 +25,7 @@ from hf_domino.decoding.estimates import NOMINAL_PROPOSAL, PRIOR_ERROR, Acceptan
 from hf_domino.decoding.prompt_lookup import Offer
 from hf_domino.decoding.round import STEP, Arm, Outcome, Plan
 from hf_domino.methods import DominoDraftModel
-from hf_domino.statistics.stats import Pause
+from hf_domino.stats.decoding_stats import Pause
 
 SHORT_CHAINS = (2, 4)
 ADAPTIVE_SIZE = 16  # the number of nodes that was fastest when trees were measured

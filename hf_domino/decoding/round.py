@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hf_domino.statistics.stats import DecodingStats, Pause
+from hf_domino.stats.decoding_stats import DecodingStats, Pause
 
 if TYPE_CHECKING:
     import torch

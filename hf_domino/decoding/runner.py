@@ -36,8 +36,8 @@ from hf_domino.decoding.caches import (
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree, along, tree_inputs
-from hf_domino.target.attention import unrepeated_keys
-from hf_domino.target.view import Captured, TargetModel
+from hf_domino.targets.attention import unrepeated_keys
+from hf_domino.targets.view import Captured, TargetModel
 
 
 def shortened_cache(expected: int, found: int) -> ValueError:

@@ -19,7 +19,7 @@ from hf_domino.decoding.candidates import pool_size
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.tree import Tree, tree_inputs
-from hf_domino.target.view import input_device, rounded_to
+from hf_domino.targets.view import input_device, rounded_to
 
 # Model types whose attention derives its window or temperature from columns, which equal positions only in a chain.
 COUNTS_COLUMNS = ("gpt_neo", "llama4_text")

@@ -29,8 +29,8 @@ from hf_domino.decoding.tree_support import why_chain
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.compatibility import fitting_drafter
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.compatibility import fitting_drafter
+from hf_domino.targets.view import TargetModel
 from hf_domino.training.evidence.acceptance import chosen_logits
 
 

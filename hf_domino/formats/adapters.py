@@ -28,7 +28,7 @@ from hf_domino.formats.source import (
     read_config,
     read_object,
 )
-from hf_domino.target.identity import TargetIdentity
+from hf_domino.targets.identity import TargetIdentity
 
 PREFIX = "base_model.model."  # of tensor names in an adapter's file
 TARGET_FILE = "target.json"

@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.source import AGAIN, StoredTensor
-from hf_domino.target.compatibility import check_target
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.compatibility import check_target
+from hf_domino.targets.view import TargetModel
 
 Tensors = dict[str, torch.Tensor]
 # Tensors that describe the draft vocabulary.

@@ -36,9 +36,9 @@ from hf_domino.integration.call_checks import check_generation, check_prepared, 
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import drafter_called, is_recycling
-from hf_domino.target.compatibility import check_target, fitting_drafter, unwrapped
-from hf_domino.target.identity import check_recorded, recognise
-from hf_domino.target.view import input_device
+from hf_domino.targets.compatibility import check_target, fitting_drafter, unwrapped
+from hf_domino.targets.identity import check_recorded, recognise
+from hf_domino.targets.view import input_device
 
 # The drafters that calls have named, by their place, each with the state of its files and of its target then.
 _named: WeakKeyDictionary[PreTrainedModel, dict[tuple, tuple[tuple, DominoDraftModel]]] = WeakKeyDictionary()

@@ -29,7 +29,7 @@ from hf_domino.integration.step_checks import (
     num_given,
     ropes_of,
 )
-from hf_domino.target.compatibility import check_drafter, check_rows, check_target
+from hf_domino.targets.compatibility import check_drafter, check_rows, check_target
 
 # The attention of these targets derives its window, or its slice of a table of limited size, from the length of the
 # cache's tensors. In a cache of fixed shape, that is not the length of the text.

@@ -74,7 +74,7 @@ def detach(target: Any) -> None:
     Args:
         target (`PreTrainedModel`): The model that was passed to [`attach`].
     """
-    from hf_domino.target.compatibility import unwrapped
+    from hf_domino.targets.compatibility import unwrapped
 
     _attached[unwrapped(target)] = None
 
@@ -85,7 +85,7 @@ def attached(target: Any) -> Attached | None:
     Args:
         target (`PreTrainedModel`): The model that was passed to [`attach`].
     """
-    from hf_domino.target.compatibility import unwrapped
+    from hf_domino.targets.compatibility import unwrapped
 
     return _attached.get(unwrapped(target))
 

@@ -40,7 +40,7 @@ def _assisted_call() -> Any:
 
 def _drafter_of(assistant: Any) -> Any:
     """Return the drafter that an assistant is or wraps; None if it is not one of ours."""
-    from hf_domino.target.compatibility import drafter_of
+    from hf_domino.targets.compatibility import drafter_of
 
     return drafter_of(assistant)
 

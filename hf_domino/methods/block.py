@@ -25,7 +25,7 @@ from hf_domino.methods.modeling import DominoDraftModel
 from hf_domino.methods.side_by_side import BlockView, block_positions
 
 if TYPE_CHECKING:
-    from hf_domino.target.view import TargetModel
+    from hf_domino.targets.view import TargetModel
 
 
 class BlockModel(DominoDraftModel):

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 
 if TYPE_CHECKING:
-    from hf_domino.target.view import TargetModel
+    from hf_domino.targets.view import TargetModel
 
 
 def partial_product(layer: nn.Module, values: torch.Tensor, first: int = 0, biased: bool = False) -> torch.Tensor:

@@ -27,7 +27,7 @@ from hf_domino.methods.block_config import BlockConfig
 from hf_domino.methods.correction import CorrectionHead, partial_product
 
 if TYPE_CHECKING:
-    from hf_domino.target.view import TargetModel
+    from hf_domino.targets.view import TargetModel
 
 
 @strict

@@ -33,7 +33,7 @@ from hf_domino.methods.modeling import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions, gather_positions
 
 if TYPE_CHECKING:
-    from hf_domino.target.view import TargetModel
+    from hf_domino.targets.view import TargetModel
 
 # Takes queries, keys and values `[B, A, E, D]` and returns the attention output `[B, A, E, D]`.
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]

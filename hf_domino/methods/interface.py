@@ -21,7 +21,7 @@ from hf_domino.methods.context import ContextCache, NewContext
 from hf_domino.methods.correction import CorrectionHead
 
 if TYPE_CHECKING:
-    from hf_domino.target.view import TargetModel
+    from hf_domino.targets.view import TargetModel
 
 # Extends the branches with these indices `[B, L]` by one token each `[B, L]` and returns the new draft hidden states
 # `[B, L, H]`. The branches of a round never become part of the cached context.

@@ -28,7 +28,7 @@ from hf_domino.formats.standalone import check_bundled, write_bundle
 from hf_domino.methods.backbone import ZeroLinear
 from hf_domino.methods.interface import DraftingMethod
 from hf_domino.methods.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
-from hf_domino.statistics.stats import DecodingStats, last_stats
+from hf_domino.stats.decoding_stats import DecodingStats, last_stats
 
 
 class DominoDraftModel(DraftingMethod, PreTrainedModel):

@@ -22,8 +22,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 from hf_domino._common.errors import invalid_argument
 from hf_domino.formats.draft_vocabulary import D2T, check_d2t, d2t_of, ids_of
 from hf_domino.formats.exporting import own_tensors
-from hf_domino.target.packed import linear
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.packed import linear
+from hf_domino.targets.view import TargetModel
 
 
 class DraftVocabulary:

@@ -33,7 +33,7 @@ from hf_domino.methods.block_config import BlockConfig
 from hf_domino.methods.correction import CorrectionHead, partial_product
 
 if TYPE_CHECKING:
-    from hf_domino.target.view import TargetModel
+    from hf_domino.targets.view import TargetModel
 
 MOST_POSITIONS = 256  # largest block size: states count tokens in their own dtype, and bfloat16 is exact only up to 256
 

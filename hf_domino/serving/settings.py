@@ -16,7 +16,7 @@ from hf_domino.formats.engines import VLLM, unmet
 from hf_domino.formats.fields import AROUND_LAYERS, StoredConfig
 from hf_domino.formats.loading import interpret
 from hf_domino.methods import DominoConfig
-from hf_domino.target.identity import config_digest
+from hf_domino.targets.identity import config_digest
 
 TESTED = ("0.32.0",)
 READ = ("0.33.0",)

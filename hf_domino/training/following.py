@@ -15,7 +15,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.view import TargetModel, input_device
+from hf_domino.targets.view import TargetModel, input_device
 from hf_domino.training.fields import TrainingFields
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import collate_rows, sample_anchors

@@ -23,7 +23,7 @@ from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.formats.source import CONFIG, read_object
-from hf_domino.target.identity import TargetIdentity, check_same
+from hf_domino.targets.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import LORA, DominoTrainingArguments
 from hf_domino.training.fields import DrafterArguments
 

@@ -25,8 +25,8 @@ from hf_domino.configuration.registry import METHODS, config_classes
 from hf_domino.formats.fields import CONVOLUTION
 from hf_domino.formats.source import has_model
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.identity import identify
-from hf_domino.target.loading import AutoTarget, place_target
+from hf_domino.targets.identity import identify
+from hf_domino.targets.loading import AutoTarget, place_target
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.hidden_states.folder import CachedRows

@@ -29,10 +29,10 @@ from hf_domino._common.notices import notice
 from hf_domino.data.rows import encode_dataset
 from hf_domino.formats.adapters import finish_saving
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.compatibility import check_causal, check_target, drafter_of
-from hf_domino.target.identity import identify, weights_digest
-from hf_domino.target.loading import place_target
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.compatibility import check_causal, check_target, drafter_of
+from hf_domino.targets.identity import identify, weights_digest
+from hf_domino.targets.loading import place_target
+from hf_domino.targets.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import first_examples, simulated_metrics
 from hf_domino.training.evidence.card import write_card

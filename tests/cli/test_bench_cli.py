@@ -16,7 +16,7 @@ from hf_domino.evaluation.benchmark.options import MEASURABLE, keeps_seed
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.report import caption
 from hf_domino.evaluation.benchmark.rows import measured, read_rows
-from hf_domino.statistics.phases import PHASES
+from hf_domino.stats.phases import PHASES
 
 FLAGS = ["--num-prompts", "2", "--max-new-tokens", "8", "--repeats", "2", "--threads", "1", "--device", "cpu"]
 DIGITS = 1e-5  # of what is written of a figure

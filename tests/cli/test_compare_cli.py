@@ -17,7 +17,7 @@ from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.cli.streaming import RoundPrinter
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import load_pair
-from hf_domino.statistics.stats import DecodingStats, Pause
+from hf_domino.stats.decoding_stats import DecodingStats, Pause
 
 FLAGS = ["--max-new-tokens", "24", "--threads", "1"]
 

@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 from hf_domino import DominoDraftModel, LookupMemory
 from hf_domino.cli import main as cli
 from hf_domino.pair import BUNDLED
-from hf_domino.target.identity import identify
+from hf_domino.targets.identity import identify
 
 STARTED = Path(__file__).with_name("started.py")
 RUN = [sys.executable, "-m", "hf_domino.cli", "run"]

@@ -12,7 +12,7 @@ from hf_domino.data.rows import load_rows
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.writers import TargetWriter
 from hf_domino.data.writing import write_data
-from hf_domino.target.identity import TargetIdentity
+from hf_domino.targets.identity import TargetIdentity
 
 pytestmark = pytest.mark.transformers
 

@@ -27,7 +27,7 @@ from hf_domino import explain_round
 from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 IDS = [*range(4, 40, 3), *range(41, VOCAB_SIZE, 2)]
 LAWS = {

@@ -10,7 +10,7 @@ from domino_kernels import dispatch
 from hf_domino.decoding.branches import CorrectedBranches, fits_kernels
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 pytest.importorskip("triton")
 GREEDY, WARPED = (

@@ -17,7 +17,7 @@ from hf_domino.decoding import candidate_generator
 from hf_domino.decoding.policy import ADAPTIVE_SIZE, Policy, policy_for
 from hf_domino.decoding.prompt_lookup import Offer, PromptLookup
 from hf_domino.decoding.round import Outcome, Plan
-from hf_domino.statistics.stats import DecodingStats
+from hf_domino.stats.decoding_stats import DecodingStats
 
 MOST, SEEDS = 8, range(7)
 FLAT, RISING = (1.4, 0.0), (1.6, 0.05)

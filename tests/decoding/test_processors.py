@@ -17,7 +17,7 @@ from hf_domino.decoding.candidates import CandidatePool
 from hf_domino.decoding.constraints import allows
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 pytestmark = pytest.mark.transformers
 

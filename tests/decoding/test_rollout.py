@@ -18,7 +18,7 @@ from hf_domino.decoding.candidates import CandidatePool
 from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution, choose
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 LAWS = {
     "nothing": [],

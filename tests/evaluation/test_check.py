@@ -22,7 +22,7 @@ from hf_domino.evaluation.check import check_fit, measure, positions, prompts, v
 from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.evaluation.check.measure import AS_CONFIGURED, Measurement
 from hf_domino.pair import domino_folder, read_prompts
-from hf_domino.target.identity import TargetIdentity
+from hf_domino.targets.identity import TargetIdentity
 from hf_domino.training.evidence import acceptance
 
 NUM_PROMPTS, NEW_TOKENS = 8, 24  # the first four are mostly enough

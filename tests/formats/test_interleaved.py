@@ -12,7 +12,7 @@ from test_dspark_files import DEEPSPEC, GREEDY, PROMPT, SPECFORGE, SPECULATORS, 
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.loading import interpret
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 pytestmark = pytest.mark.transformers
 

@@ -27,7 +27,7 @@ from hf_domino.formats import loading
 from hf_domino.formats.registry import format_of
 from hf_domino.integration.assisted_call import pipeline_drafter
 from hf_domino.pair import load_pair
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 pytestmark = pytest.mark.transformers
 

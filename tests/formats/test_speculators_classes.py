@@ -10,7 +10,7 @@ import pytest
 import torch
 from markov import build
 
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 from hf_domino.training.objective.forward import draft_blocks
 from hf_domino.training.objective.losses import corrected_positions, draft_logits
 

@@ -21,7 +21,7 @@ from transformers import AutoConfig
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.loading import interpret
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 from hf_domino.training.objective.forward import read_target
 
 pytestmark = pytest.mark.transformers

@@ -10,7 +10,7 @@ from formulas import OPTIONS, PATHS_TOL, Formula, build
 from hf_domino import DominoConfig
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.formats.loading import interpret
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.objective.objective import Objective
 from hf_domino.training.resuming import check_resumable

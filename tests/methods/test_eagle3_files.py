@@ -15,7 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hf_domino import DominoDraftModel
 from hf_domino.formats.adapters import unread_fields
 from hf_domino.formats.loading import interpret
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 IDS = [0, 3, 4, 9, 11, 40, 62]
 LLAMA = {name: TINY[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")} | {

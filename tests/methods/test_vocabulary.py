@@ -16,7 +16,7 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.formats.draft_vocabulary import d2t_of, ids_of
 from hf_domino.methods import vocabulary as vocabulary_module
 from hf_domino.methods.vocabulary import DraftVocabulary, ReducedVocabulary
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 IDS = [0, 1, 5, 9, 33, 34, 63]
 LOGITS_TOL = {"rtol": 1e-6, "atol": 1e-6}  # the same sums, perhaps in another order

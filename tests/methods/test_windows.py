@@ -14,7 +14,7 @@ from hf_domino import DominoConfig
 from hf_domino.decoding.static.fixed_caches import FixedContext
 from hf_domino.methods import modeling
 from hf_domino.methods.context import SPARE, ContextCache
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 HIDDEN, BLOCK, WINDOW, LENGTH = 32, 6, 8, 30
 MIXED = ["sliding_attention", "full_attention"]

@@ -20,7 +20,7 @@ import torch
 from hf_domino import DominoDraftModel
 from hf_domino.cli.main import main
 from hf_domino.pair import load_pair
-from hf_domino.target.identity import commit_of
+from hf_domino.targets.identity import commit_of
 
 
 def command(*arguments: str) -> dict:

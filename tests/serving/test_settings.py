@@ -9,7 +9,7 @@ from transformers import Gemma3TextConfig, Qwen3Config
 from hf_domino import DominoConfig
 from hf_domino.formats.exporting import refusals, stored_config
 from hf_domino.serving.settings import READ, TESTED, check_settings, check_target, served_config, version_notice
-from hf_domino.target.identity import config_digest
+from hf_domino.targets.identity import config_digest
 
 GREEDY = {
     "num_speculative_tokens": 7,

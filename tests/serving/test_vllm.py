@@ -18,7 +18,7 @@ from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.pair import PROMPTS, load_pair, read_prompts
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 PYTHON = os.environ.get("HF_DOMINO_VLLM")
 ROOT = Path(__file__).parents[2]

@@ -15,7 +15,7 @@ from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.formats.exporting import stored_config
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 IDS = [0, 3, 4, 9, 11, 40, 62]
 COUNT, REQUESTS = 5, 3

@@ -7,7 +7,7 @@ import functools
 import torch
 import torch.nn.functional as F
 
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 
 def naive_positions(drafter, target, batch, weight):

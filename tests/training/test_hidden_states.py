@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.data.rows import load_rows
-from hf_domino.target.identity import identify
+from hf_domino.targets.identity import identify
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
 from hf_domino.training.hidden_states.folder import CachedRows

@@ -13,7 +13,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
-from hf_domino.target.identity import TargetIdentity, identify
+from hf_domino.targets.identity import TargetIdentity, identify
 from hf_domino.training.resuming import lock_folder
 
 

@@ -16,7 +16,7 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.static.fixed_caches import FixedCache, set_first
 from hf_domino.decoding.tree_support import TOLERANCE, distance
-from hf_domino.target.view import input_device, rounded_to
+from hf_domino.targets.view import input_device, rounded_to
 
 LENGTHS = (3, 5)  # positions before the block in the two sequences that a target is tried with
 WIDTH = 2  # positions of the block

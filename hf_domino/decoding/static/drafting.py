@@ -15,7 +15,7 @@ from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
-from hf_domino.target.view import Captured, TargetModel
+from hf_domino.targets.view import Captured, TargetModel
 
 
 class StaticDraftSession(DraftSession):

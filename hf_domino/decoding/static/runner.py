@@ -25,8 +25,8 @@ from hf_domino.decoding.static.fixed_caches import compact, set_first
 from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.tree import Tree, along, tree_inputs
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.attention import unrepeated_keys
-from hf_domino.target.view import Captured, TargetModel
+from hf_domino.targets.attention import unrepeated_keys
+from hf_domino.targets.view import Captured, TargetModel
 
 
 class StaticRunner(TargetRunner):

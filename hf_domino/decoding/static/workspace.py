@@ -31,8 +31,8 @@ from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.verification import Verification
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.packed import release_packed
-from hf_domino.target.view import TargetModel, has_hooks
+from hf_domino.targets.packed import release_packed
+from hf_domino.targets.view import TargetModel, has_hooks
 
 CAPACITY_STEP = 64  # capacities are multiples of it, so that texts of nearly the same length share graphs
 LEAST_CAPACITY = 512  # on a GPU, where less saves no time

@@ -14,7 +14,7 @@ import torch
 from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.rows import Row
-from hf_domino.target.view import rounded_to
+from hf_domino.targets.view import rounded_to
 
 # Largest margin that still counts as a tie, in units in the last place of the largest logit. In bf16, margins after
 # twelve layers were up to half a unit; deeper targets round more.

@@ -24,8 +24,8 @@ from hf_domino.evaluation.benchmark.prompts import inputs_of, source
 from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
 from hf_domino.pair import Pair
-from hf_domino.statistics.phases import timed_phases
-from hf_domino.statistics.stats import DecodingStats
+from hf_domino.stats.decoding_stats import DecodingStats
+from hf_domino.stats.phases import timed_phases
 
 WARM_UPS = 2
 WARM_UP_TOKENS = 32

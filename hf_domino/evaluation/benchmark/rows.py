@@ -18,7 +18,7 @@ from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.options import BenchOptions
 from hf_domino.evaluation.benchmark.prompts import source
 from hf_domino.pair import Pair
-from hf_domino.target.identity import commit_of
+from hf_domino.targets.identity import commit_of
 
 Row = dict[str, Any]
 OF_OPTIONS = ("batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size", "dtype", "seed")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from hf_domino.target.packed import packed_linears
+from hf_domino.targets.packed import packed_linears
 
 
 def timed(device: torch.device, work: Callable[[], Any]) -> tuple[Any, float]:

@@ -31,8 +31,8 @@ from hf_domino.evaluation.check.prompts import prepare_prompts
 from hf_domino.evaluation.check.verdict import TOO_FEW, Cause, CheckResult, decide
 from hf_domino.evaluation.check.width import WidthProbe, probe_width
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.compatibility import check_causal, check_drafter, check_target, drafter_of
-from hf_domino.target.identity import TargetIdentity, identity_of, recognise
+from hf_domino.targets.compatibility import check_causal, check_drafter, check_target, drafter_of
+from hf_domino.targets.identity import TargetIdentity, identity_of, recognise
 
 __all__ = ["Cause", "CheckResult", "Estimate", "Measurement", "PositionFit", "WidthProbe", "check_fit", "probe_width"]
 

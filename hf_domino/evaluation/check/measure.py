@@ -25,7 +25,7 @@ from hf_domino.evaluation.check.positions import distances
 from hf_domino.evaluation.check.prompts import Prompt
 from hf_domino.evaluation.prepared import GREEDY, prepared
 from hf_domino.methods import DominoDraftModel
-from hf_domino.target.view import TargetModel, input_device
+from hf_domino.targets.view import TargetModel, input_device
 from hf_domino.training.evidence.acceptance import accept_lengths
 from hf_domino.training.objective.forward import STATES
 

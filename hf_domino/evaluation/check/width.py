@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.loop import decode_mode
 from hf_domino.evaluation.prepared import prepared
-from hf_domino.target.compatibility import ONE_WIDTH, check_target_kind
-from hf_domino.target.view import input_device, rounded_to
+from hf_domino.targets.compatibility import ONE_WIDTH, check_target_kind
+from hf_domino.targets.view import input_device, rounded_to
 
 PREFIX_LENGTH = 40
 WIDTH = 8

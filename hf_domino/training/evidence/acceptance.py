@@ -21,8 +21,8 @@ from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions
-from hf_domino.target.packed import packed_linears
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.packed import packed_linears
+from hf_domino.targets.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.forward import STATES, Batch, draft_blocks, read_target

@@ -30,7 +30,7 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.data.rows import RowCounts
-from hf_domino.target.identity import TargetIdentity, check_same, identify
+from hf_domino.targets.identity import TargetIdentity, check_same, identify
 from hf_domino.training.objective.forward import STATES
 
 INDEX_FILE = "index.json"

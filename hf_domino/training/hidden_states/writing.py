@@ -23,8 +23,8 @@ from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
-from hf_domino.target.identity import identify
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.identity import identify
+from hf_domino.targets.view import TargetModel
 from hf_domino.training.hidden_states.folder import (
     INDEX_FILE,
     START_AGAIN,

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from hf_domino._common.errors import invalid_argument
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions, gather_positions
-from hf_domino.target.view import Captured, TargetModel
+from hf_domino.targets.view import Captured, TargetModel
 
 Batch = dict[str, torch.Tensor]  # columns by their names
 STATES = "hidden_states"  # column of examples that carry the target's hidden states, `[S, C, H]`

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.vocabulary import DraftVocabulary
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 
 class ScoredBlocks(NamedTuple):

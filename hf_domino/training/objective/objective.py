@@ -22,7 +22,7 @@ import torch
 
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 from hf_domino.training.fields import TrainingFields
 from hf_domino.training.objective.anchors import block_labels
 from hf_domino.training.objective.forward import Batch, draft_blocks, read_target

@@ -41,7 +41,7 @@ from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.pair import Pair, load_pair, read_prompts
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 HEAD_8B = {"hidden_size": 4096, "gru_hidden_dim": 1024, "emb_dim": 256, "vocab_size": 151_936, "block_size": 16}
 HEAD_TINY = {"hidden_size": 320, "gru_hidden_dim": 288, "emb_dim": 144, "vocab_size": 6_000, "block_size": 16}

@@ -26,7 +26,7 @@ from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.timing import timed
-from hf_domino.target.attention import unrepeated_keys
+from hf_domino.targets.attention import unrepeated_keys
 
 SHAPES = {
     "small": {"vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8}

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import BUNDLED
-from hf_domino.target.identity import identify
+from hf_domino.targets.identity import identify
 from recipes.cards import RECIPE as DRAFTER
 from recipes.cards import write_cards
 from recipes.continuing import continue_prompts, settings_file

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from hf_domino._common.atomic_writes import write_atomic
 from hf_domino.data.units import run_units
 from hf_domino.data.writers import SEED_STRIDE, Sampling, TargetWriter
-from hf_domino.target.identity import identify
+from hf_domino.targets.identity import identify
 
 BATCH_SIZE, SEED = 64, 0
 Row = dict[str, Any]

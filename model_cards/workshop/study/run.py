@@ -23,8 +23,8 @@ from hf_domino.configuration.registry import config_classes
 from hf_domino.data.rows import load_rows
 from hf_domino.evaluation.check.estimate import estimate_mean
 from hf_domino.methods import DominoDraftModel
-from hf_domino.statistics.stats import DecodingStats
-from hf_domino.target.identity import identify
+from hf_domino.stats.decoding_stats import DecodingStats
+from hf_domino.targets.identity import identify
 from hf_domino.training.evidence.acceptance import simulate_acceptance
 from hf_domino.training.fields import DrafterArguments
 from hf_domino.training.parts import fields_of_head

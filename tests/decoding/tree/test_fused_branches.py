@@ -11,7 +11,7 @@ import domino_kernels
 from hf_domino.decoding import branches, growing
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 DEPTH, NUM_NODES = 4, 20
 DRAFTED = list(range(1, VOCAB_SIZE, 3))

@@ -16,7 +16,7 @@ from hf_domino.decoding.growing import grow
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.stopping import KnownStops
-from hf_domino.target.view import TargetModel
+from hf_domino.targets.view import TargetModel
 
 DEPTH, UNLIKELY = 3, -5.0
 PREFIXES, LAW = Prefixes.of(torch.tensor([[5, 9, 33]])), TokenDistribution(LogitsProcessorList())

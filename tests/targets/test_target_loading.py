@@ -9,7 +9,7 @@ from builders import build_drafter
 from test_wrapped_targets import image_target
 
 from hf_domino.cli.main import main
-from hf_domino.target.loading import AutoTarget
+from hf_domino.targets.loading import AutoTarget
 
 pytestmark = pytest.mark.transformers
 

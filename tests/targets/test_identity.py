@@ -16,7 +16,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImage
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.target.identity import TargetIdentity, check_same, identify, recognise
+from hf_domino.targets.identity import TargetIdentity, check_same, identify, recognise
 
 pytestmark = pytest.mark.transformers
 
@@ -193,7 +193,7 @@ def test_threads_warn_once_together(tiny_qwen3, recorded):
 def test_later_calls_read_no_weights(tiny_qwen3, recorded, monkeypatch):
     target = named(tiny_qwen3, "house/tiny")
     recognise(recorded.config, target)
-    monkeypatch.setattr("hf_domino.target.identity.identify", lambda target: pytest.fail("weights were read again"))
+    monkeypatch.setattr("hf_domino.targets.identity.identify", lambda target: pytest.fail("weights were read again"))
     recognise(recorded.config, target)
 
 

@@ -29,7 +29,7 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino._common.cache_name import CACHE
 from hf_domino.integration.call_checks import check_generation, check_inputs
 from hf_domino.integration.step_checks import check_rope
-from hf_domino.target.compatibility import check_rows, check_target
+from hf_domino.targets.compatibility import check_rows, check_target
 
 pytestmark = pytest.mark.transformers
 

@@ -22,15 +22,15 @@ from hf_domino.data.writers import cut_at_end
 from hf_domino.decoding import candidate_generator, loop
 from hf_domino.decoding.estimates import Costs
 from hf_domino.decoding.policy import Policy
-from hf_domino.statistics.phases import PHASES, PhaseTimer
-from hf_domino.statistics.stats import DecodingStats
+from hf_domino.stats.decoding_stats import DecodingStats
+from hf_domino.stats.phases import PHASES, PhaseTimer
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7]])
 
 
 def test_a_phase_inside_another_counts_once(monkeypatch):
     clock = iter([0.0, 1.0, 2.0, 7.0, 9.0, 19.0])  # phases begin at 0, 1 and 2, and end from the innermost on
-    monkeypatch.setattr("hf_domino.statistics.phases.time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    monkeypatch.setattr("hf_domino.stats.phases.time", SimpleNamespace(perf_counter=lambda: next(clock)))
     timer = PhaseTimer(enabled=True)
     with timer.phase("rest"), timer.phase("verify"), timer.phase("target_forward"):
         pass

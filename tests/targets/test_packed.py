@@ -341,11 +341,11 @@ def test_copies_take_half_of_the_free_memory_at_most(monkeypatch, products, capl
     monkeypatch.setenv("HF_DOMINO_PACKED", "auto")
     # Where packing gains differs by machine, so every product seems to.
     for name in ("LEAST_GAIN", "LEAST_WEIGHT", "LEAST_OF_MODEL"):
-        monkeypatch.setattr(f"hf_domino.target.packed.{name}", 0.0)
+        monkeypatch.setattr(f"hf_domino.targets.packed.{name}", 0.0)
     layers = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64), nn.Linear(64, 64))
     size = layers[0].weight.nbytes
     free = [4 * size, 2 * size]
-    monkeypatch.setattr("hf_domino.target.packed.available_memory", lambda: free.pop(0))
+    monkeypatch.setattr("hf_domino.targets.packed.available_memory", lambda: free.pop(0))
     with caplog.at_level("WARNING"):
         product(layers, torch.ones(2, 64))
     assert "are not packed, to leave half of the free memory" in caplog.text

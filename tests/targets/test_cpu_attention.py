@@ -14,7 +14,7 @@ from transformers import DynamicCache, StaticCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.target.attention import unrepeated_keys
+from hf_domino.targets.attention import unrepeated_keys
 
 pytestmark = pytest.mark.transformers
 

@@ -31,7 +31,7 @@ drafted = target.generate(prompt, assistant_model=drafter, max_new_tokens=8)
 assert torch.equal(drafted, target.generate(prompt, max_new_tokens=8))
 drafter.save_pretrained("drafter")
 assert isinstance(AutoModel.from_pretrained("drafter"), DominoDraftModel)
-assert main(["env"]) == 0
+assert main(["export", "--drafter", "drafter", "--output", "exported"]) == 0
 assert main(["generate", "--compare"]) == main(["chat"]) == 2
 """
 

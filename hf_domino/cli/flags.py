@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.dtypes import DTYPES, dtype_name
@@ -22,28 +22,6 @@ DEFAULT_DTYPE = "float32 on a CPU; on a GPU that of the checkpoint, or float16 i
 DTYPE: Any = {"type": dtype_name, "choices": DTYPES}  # arguments of add_argument for --dtype
 ENGINE_NAMES = ("sglang", "vllm", "dflash")
 FORMATS = ("specforge", "speculators")
-# Command -> old spelling of a flag -> new spelling. The next minor version drops the old ones.
-RENAMED = {
-    "bench": {"--rows": "--results"},
-    "data": {"--rows": "--num-examples", "--eval-rows": "--num-eval-examples"},
-    "study": {"--rows": "--results"},
-}
-
-
-def respell(parser: argparse.ArgumentParser, command: str, words: Sequence[str]) -> list[str]:
-    """Replace old spellings of flags in a command line, with a warning, and in a parser that still declares them."""
-    renamed = RENAMED.get(command, {})
-    for old, new in renamed.items():
-        if action := parser._option_string_actions.pop(old, None):
-            action.option_strings = [new]
-            parser._option_string_actions[new] = action
-    spelled = []
-    for word in words:
-        flag, *value = word.split("=", maxsplit=1)
-        if flag in renamed:
-            print(f"{flag} is now {renamed[flag]}; the next minor version drops the old name.", file=sys.stderr)
-        spelled.append("=".join((renamed.get(flag, flag), *value)))
-    return spelled
 
 
 def number(least: float, most: float = math.inf, kind: type = int) -> Callable[[str], Any]:

@@ -18,7 +18,6 @@ from hf_domino._common.atomic_writes import why_no_room
 from hf_domino._common.errors import OWN, is_own
 from hf_domino._common.version import __version__
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
-from hf_domino.cli.flags import respell
 
 # Name of a command, which is also the name of its module -> its line of help.
 SUMMARIES = {
@@ -32,7 +31,6 @@ SUMMARIES = {
     "find": "List the drafters for a target on the Hub, and say which of them load.",
     "push": "Write a drafter's card, and publish its folder on the Hub.",
     "export": "Export a drafter for SGLang, vLLM and others.",
-    "env": "Show versions and hardware, for a bug report.",
 }
 COMMANDS = {name: (f"hf_domino.cli.{name}", summary) for name, summary in SUMMARIES.items()}
 HELP = {"-h", "--help"}
@@ -98,7 +96,6 @@ def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str 
                 add = getattr(command, "add_help", add)
             add(subparser)
             subparser.add_argument("--traceback", action="store_true", help="show where an error came from")
-            arguments = respell(subparser, name, arguments)
             subparser.epilog = f"examples:\n{command.EXAMPLES}"
     options, unknown = parser.parse_known_args(arguments)
     if unknown:  # the error shows the usage of the command, not of the whole program

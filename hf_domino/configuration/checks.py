@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
 from typing import Any
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.from_target import ROPE_TYPES
-from hf_domino.configuration.registry import config_classes, default_of
 
 ADAPTIVE = "adaptive"
 DRAFT_LENGTHS = (ADAPTIVE, "full")
@@ -61,25 +59,6 @@ def check_fields(config: Any) -> None:
 def fields_of(config: Any, *names: str) -> str:
     """Describe fields of a method's configuration for an error message."""
     return f"{', '.join(names)} of {config.article} {config.title} drafter"
-
-
-def refuse_fields_of_others(config: Any, given: Mapping[str, Any]) -> None:
-    """Raise an error for fields of other methods, unless they have their default values.
-
-    Default values are accepted because older versions stored the fields of all methods in every file.
-
-    Args:
-        config (`DominoConfig`): The configuration that is being created.
-        given (`Mapping[str, Any]`): The arguments that it got besides its own fields.
-    """
-    for name, value in given.items():
-        others = {other: field for other in config_classes() for field in fields(other) if field.name == name}
-        # In older files, fields that follow the target's hidden size can have any value.
-        is_size = any(name in other.sizes_for(1) for other in others)
-        defaults = [default_of(field) for field in others.values()]
-        if defaults and not is_size and value not in defaults:
-            remedy = "Leave it out; no other drafter of this method can be run."
-            raise invalid_argument(fields_of(config, name), defaults[0], value, remedy)
 
 
 def _check_method(config: Any) -> None:

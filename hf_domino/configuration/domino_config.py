@@ -13,18 +13,15 @@ from transformers import PreTrainedConfig
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of, refuse_fields_of_others
+from hf_domino.configuration.checks import ADAPTIVE, check_fields, fields_of
 from hf_domino.configuration.from_target import DEFAULT_ROPE_THETA, ROTARY, eos_ids_of, fields_from_target
 from hf_domino.configuration.method import MethodFacts
 from hf_domino.configuration.registry import METHODS, all_fields, default_of
 
 ARCHITECTURE = "DominoDraftModel"  # in every file, whatever the method
-# Fields of older files, which are ignored.
-IGNORED_FIELDS = "ngram_size", "window_size", "num_candidates", "target_tokenizer_size", "acceptance_rule", "draft_law"
 # Names that Transformers passes to any configuration or stores in it, besides the fields of its base class, and
 # `rope_theta`, the old name of a part of `rope_parameters`.
 OF_TRANSFORMERS = {
-    *IGNORED_FIELDS,
     *("model_type", "torch_dtype", "num_labels", "name_or_path", "_name_or_path", "_commit_hash", "auto_map"),
     *("attn_implementation", "experts_implementation", "output_attentions", "use_cache", "is_decoder", "rope_theta"),
     *("_attn_implementation_internal", "_experts_implementation_internal", "per_layer_config"),
@@ -151,8 +148,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
             self.target_layer_ids = self.choose_layers(self.num_target_layers)
         given = {name: value for name, value in kwargs.items() if value not in (None, False) or name in ROTARY}
         given |= {f"rope_parameters.{name}": None for name in ROTARY if name in (self.rope_parameters or ())}
-        self.refuse_unknown(sorted(given.keys() - OF_TRANSFORMERS - all_fields().keys()))
-        refuse_fields_of_others(self, kwargs)
+        self.refuse_unknown(sorted(given.keys() - OF_TRANSFORMERS))
         theta = kwargs.pop("rope_theta", None)
         base = {"rope_theta": DEFAULT_ROPE_THETA if theta is None else theta}
         self.rope_parameters = base | (self.rope_parameters or {"rope_type": "default"})
@@ -161,7 +157,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
             raise invalid_argument("rope_theta", expected, theta, "Give it once, as rope_parameters['rope_theta'].")
         if self.draft_vocab_size == self.vocab_size:
             self.draft_vocab_size = None
-        for name in (*IGNORED_FIELDS, *all_fields()):
+        for name in all_fields():
             kwargs.pop(name, None)
         super().__post_init__(**kwargs)
         self.check()
@@ -238,7 +234,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save the configuration, with the arguments of [`~transformers.PreTrainedConfig.save_pretrained`]."""
-        # When it saves a model, Transformers sets the method's class, which older versions of hf_domino do not know.
+        # When it saves a model, Transformers sets the method's class. All files name the base class.
         if vars(self).get("architectures"):
             self.architectures = [ARCHITECTURE]
         return super().save_pretrained(save_directory, *args, **kwargs)
@@ -289,7 +285,8 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         """
         names = [name for name in names if name not in {field.name for field in fields(cls)}]
         if others := [name for name in names if name in all_fields()]:
-            raise invalid_argument(fields_of(cls, *others), "left out", "given", "It has no such part.")
+            remedy = f"It has no such part; projector_type, which is {cls.projector_type!r}, selects the method."
+            raise invalid_argument(fields_of(cls, *others), "left out", "given", remedy)
         if names:
             raise ValueError(
                 f"{', '.join(names)} must be a field of DominoConfig, got none of that name: leave it out, "

@@ -1,15 +1,13 @@
-"""Entry point of a drafter's `custom_generate/`: `generate` with the drafter whose repository this file is in.
+"""Entry point of a drafter's `custom_generate/generate.py`: `generate` with the drafter of that repository.
 
-`drafter.save_pretrained(folder, standalone=True)` bundles this module with everything that it needs. It patches
-nothing: it passes our loop to Transformers as the custom decoding method of the call.
+`drafter.save_pretrained(folder, custom_generate=True)` writes a file that imports this function. It patches nothing: it
+passes our loop to Transformers as the custom decoding method of the call.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,9 +33,6 @@ def generate(model: PreTrainedModel, inputs: Any = None, drafter: str | None = N
         remedy = "Pass drafter='folder or Hub name'; only generate(..., custom_generate='...') tells it."
         raise invalid_argument("drafter", "the repository of the drafter", name, remedy)
     download = {key: kwargs.pop(key) for key in DOWNLOAD_ARGUMENTS if key in kwargs}
-    commit = Path(__file__).parents[1].name  # on the Hub; the weights must come from the same commit as this code
-    if drafter is None and not Path(name).is_dir() and re.fullmatch("[0-9a-f]{40}", commit):
-        download["revision"] = commit
     loaded = named(model, name, **download)
     if kwargs.get("assistant_model") is not None:
         remedy = f"The drafter is {name}; leave assistant_model out."

@@ -148,8 +148,8 @@ def _patch(module: ModuleType) -> None:
         version = sys.modules["transformers"].__version__
         warnings.warn(
             f"hf_domino needs {', '.join(missing)}, which {module.__name__} of transformers {version} does not "
-            "have: it was not patched. Use another version, or drafter.save_pretrained(folder, standalone=True) and "
-            "target.generate(..., custom_generate=folder, trust_remote_code=True), which need no patch.",
+            "have: it was not patched. Use another version, or drafter.save_pretrained(folder, custom_generate=True) "
+            "and target.generate(..., custom_generate=folder, trust_remote_code=True), which need no patch.",
             stacklevel=2,
         )
         return

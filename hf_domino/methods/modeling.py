@@ -20,11 +20,11 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS
 from hf_domino.formats.adapters import load_adapted
+from hf_domino.formats.custom_generate import write_custom_generate
 from hf_domino.formats.exporting import Export
 from hf_domino.formats.exporting import export as export_drafter
 from hf_domino.formats.fields import TARGET_TENSORS
 from hf_domino.formats.loading import check_loaded, translate
-from hf_domino.formats.standalone import check_bundled, write_bundle
 from hf_domino.methods.backbone import ZeroLinear
 from hf_domino.methods.interface import DraftingMethod
 from hf_domino.methods.vocabulary import DraftVocabulary, ReducedVocabulary, restrict
@@ -276,25 +276,22 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         model.config._commit_hash = getattr(kwargs.get("revision"), "resolved", None)  # commit on the Hub
         return (model, info) if wants_info else model  # type: ignore[return-value]
 
-    def save_pretrained(self, save_directory: Any, *args: Any, standalone: bool = False, **kwargs: Any) -> None:
+    def save_pretrained(self, save_directory: Any, *args: Any, custom_generate: bool = False, **kwargs: Any) -> None:
         """Save the drafter; the other arguments are those of [`~transformers.PreTrainedModel`].
 
         Args:
             save_directory (`str` or `Path`): The folder.
-            standalone (`bool`, *optional*, defaults to `False`): Whether to also write `custom_generate/`, a copy of
-                this package's code. `target.generate(..., custom_generate=folder, trust_remote_code=True)` then needs
-                only torch and transformers.
+            custom_generate (`bool`, *optional*, defaults to `False`): Whether to also write
+                `custom_generate/generate.py`, which imports this package, for users who generate by
+                `target.generate(..., custom_generate=folder, trust_remote_code=True)`.
 
         Raises:
-            ValueError: If both `standalone` and `push_to_hub` are set, or if `standalone` is set for a method that
-                another package defines.
+            ValueError: If both `custom_generate` and `push_to_hub` are set.
         """
         self.config.check_supports("save_pretrained")
-        if standalone and kwargs.get("push_to_hub"):
-            remedy = "It would not be uploaded: save the folder, and send it by hf-domino push."
-            raise invalid_argument("push_to_hub of save_pretrained with standalone=True", False, True, remedy)
-        if standalone:
-            check_bundled(self.config)
+        if custom_generate and kwargs.get("push_to_hub"):
+            remedy = "Transformers would not upload the file: save the folder, and upload it with hf-domino push."
+            raise invalid_argument("push_to_hub of save_pretrained with custom_generate=True", False, True, remedy)
         super().save_pretrained(save_directory, *args, **kwargs)
-        if standalone and kwargs.get("is_main_process", True):
-            write_bundle(save_directory)
+        if custom_generate and kwargs.get("is_main_process", True):
+            write_custom_generate(save_directory)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import threading
-import warnings
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,14 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import nn
-
-# Old names of fields, which still work with a warning.
-RENAMED = {
-    "copied": "looked_up",
-    "num_copied": "num_lookups",
-    "copied_length": "lookup_length",
-    "num_single_steps": "num_plain_steps",
-}
 
 _last = threading.local()
 _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
@@ -91,14 +82,6 @@ class DecodingStats:
     chain: str | None = None
     tree_size: int | None = None
     why_growing: str | None = None
-
-    def __getattr__(self, name: str) -> Any:
-        if name not in RENAMED:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        warnings.warn(
-            f"stats.{name} is stats.{RENAMED[name]}; the old name goes in the next version.", FutureWarning, 2
-        )
-        return getattr(self, RENAMED[name])
 
     @classmethod
     def of_rows(cls, num_draft_tokens: int, num_rows: int, target: str | None = None) -> DecodingStats:

@@ -6,7 +6,7 @@ from hf_domino._common.late import late
 
 if TYPE_CHECKING:
     from hf_domino.training.arguments import DominoTrainingArguments
-    from hf_domino.training.evidence.acceptance import simulate_acceptance, walk_acceptance
+    from hf_domino.training.evidence.acceptance import simulate_acceptance
     from hf_domino.training.hidden_states.folder import CachedRows
     from hf_domino.training.hidden_states.writing import StateWriter
     from hf_domino.training.trainer import DominoTrainer
@@ -17,13 +17,11 @@ __all__ = [
     "DominoTrainingArguments",
     "StateWriter",
     "simulate_acceptance",
-    "walk_acceptance",
 ]
 
 # Public name -> module from which it is loaded.
 _LATER = {
     "simulate_acceptance": "evidence.acceptance",
-    "walk_acceptance": "evidence.acceptance",  # its old name
     "DominoTrainingArguments": "arguments",
     "CachedRows": "hidden_states.folder",
     "StateWriter": "hidden_states.writing",

@@ -142,7 +142,6 @@ def check_resumable(
     own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}
     shape = (*(field.name for field in fields(DrafterArguments)), *sorted(own))
     wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | fixed_args(args)
-    wanted |= {"ema_decay": None, "lora_rank": None}  # options of older versions
     if base is not None:
         wanted[BASE_DIGEST] = base
     for name, value in wanted.items():

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
-import getpass
 import os
-import platform
 import re
 import subprocess
 import sys
@@ -12,10 +10,7 @@ import types
 from pathlib import Path
 
 import pytest
-import torch
-import transformers
 
-import hf_domino
 from hf_domino import pair
 from hf_domino._common.errors import invalid_argument, is_own
 from hf_domino._common.fields import PROMPT_FIELDS
@@ -50,18 +45,18 @@ DENIED = "/etc/shadow cannot be used: Permission denied. Name another place, or 
         (None, 0, ""),
         (1, 1, ""),
         (KeyboardInterrupt(), cli.INTERRUPTED, ""),
-        (invalid_argument("x", 1, 2, "Set it."), cli.USER_ERROR, "hf-domino env: x must be 1, got 2. Set it.\n"),
+        (invalid_argument("x", 1, 2, "Set it."), cli.USER_ERROR, "hf-domino find: x must be 1, got 2. Set it.\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"),
             cli.USER_ERROR,
-            f"hf-domino env: {DENIED}\n",
+            f"hf-domino find: {DENIED}\n",
         ),
     ],
     ids=str,
 )
 def test_what_became_of_a_command_is_its_exit_code(outcome, code, said, command, capsys):
     command(outcome)
-    assert cli.main(["env"]) == code
+    assert cli.main(["find"]) == code
     assert capsys.readouterr().err == said
 
 
@@ -205,24 +200,6 @@ def test_every_command_takes_the_bundled_pair_by_its_name(command, tiny_pair_fol
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("typed", "old", "new", "field", "value"),
-    [
-        ("bench --rows a.jsonl", "--rows", "--results", "results", Path("a.jsonl")),
-        ("data --target t --output o --rows=4", "--rows", "--num-examples", "rows", 4),
-        ("data --target t --output o --eval-rows 4", "--eval-rows", "--num-eval-examples", "eval_rows", 4),
-    ],
-)
-def test_an_old_spelling_works_with_a_warning(typed, old, new, field, value, capsys):
-    assert getattr(cli.parse(typed.split()), field) == value
-    assert capsys.readouterr().err == f"{old} is now {new}; the next minor version drops the old name.\n"
-    assert getattr(cli.parse(typed.replace(old, new).split()), field) == value
-    assert capsys.readouterr().err == ""
-    assert ended(typed.split()[0], "--help") == 0
-    shown = capsys.readouterr().out
-    assert (f"{new} " in shown, f"{old} " in shown) == (True, False)
-
-
 def test_flags_of_train_may_be_spelled_as_fields_are():
     for words in ("train --max-train-rows 4", "train --max_train_rows=4"):
         assert cli.parse(words.split()).max_train_rows == 4
@@ -241,17 +218,6 @@ def test_a_typo_is_named(typed, said, capsys):
     shown = capsys.readouterr().err
     assert shown.startswith("usage: hf-domino")
     assert said in shown
-
-
-def test_environment_tells_versions_and_nothing_private(capsys):
-    assert cli.main(["env"]) == 0
-    said = capsys.readouterr().out
-    found = dict(line.removeprefix("- ").split(": ", maxsplit=1) for line in said.splitlines())
-    assert torch.__version__ in found["PyTorch version (accelerator?)"]
-    assert found["`transformers` version"] == transformers.__version__
-    assert found["hf-domino"] == hf_domino.__version__
-    assert not {str(Path.home()), getpass.getuser(), platform.node()} & set(found.values())
-    assert not re.search(r"(^|\s)(/|~)\w", said)
 
 
 @pytest.mark.parametrize("page", ["data", "speed", "training"])

@@ -215,7 +215,7 @@ def test_encoder_decoder_targets_are_refused():
         DominoConfig.for_target(T5Config())
 
 
-def test_windows_are_kept_and_are_none_in_older_configurations(tmp_path):
+def test_windows_are_kept_and_are_none_where_a_file_has_none(tmp_path):
     windows = {"layer_types": ["sliding_attention"] * 4 + ["full_attention"], "sliding_window": 2048}
     DominoConfig(**windows, sliding_window_non_causal=True).save_pretrained(tmp_path)
     config = DominoConfig.from_pretrained(tmp_path)
@@ -224,12 +224,10 @@ def test_windows_are_kept_and_are_none_in_older_configurations(tmp_path):
     fields = json.loads((tmp_path / "config.json").read_text())
     for name in (*windows, "sliding_window_non_causal"):
         del fields[name]
-    gone = {"ngram_size": 5, "window_size": 7, "num_candidates": 7}  # of a kind that is no more
-    gone |= {"acceptance_rule": "residual", "draft_law": "greedy"}
-    (tmp_path / "config.json").write_text(json.dumps(fields | gone))
-    older = DominoConfig.from_pretrained(tmp_path)
-    assert older.to_dict() == DominoConfig().to_dict() | {"transformers_version": older.transformers_version}
-    assert not older.has_sliding_layers
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    without = DominoConfig.from_pretrained(tmp_path)
+    assert without.to_dict() == DominoConfig().to_dict() | {"transformers_version": without.transformers_version}
+    assert not without.has_sliding_layers
 
 
 def test_a_target_is_no_drafter(saved_pair):

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+import transformers
 
+from hf_domino import DominoDraftModel
 from hf_domino.integration.custom_generate import generate
 
 pytestmark = pytest.mark.transformers
+
+ROOT = Path(__file__).parents[2]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
 
@@ -37,3 +47,69 @@ def test_where_no_drafter_is_named(target, saved_pair):
         generate(target, PROMPT, drafter=str(saved_pair[0]))
     with pytest.raises(ValueError, match="drafter must be the repository of the drafter"):
         generate(target, PROMPT)
+
+
+@pytest.fixture
+def carrying(saved_pair, tmp_path):
+    """A drafter's folder with the file, and the same as a download of user/drafter."""
+    folder = tmp_path / "drafter"
+    DominoDraftModel.from_pretrained(saved_pair[1]).save_pretrained(folder, custom_generate=True)
+    repository = tmp_path / "hub" / "models--user--drafter"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(COMMIT)
+    (repository / "snapshots").mkdir()
+    (repository / "snapshots" / COMMIT).symlink_to(folder)
+    return folder
+
+
+USE = """
+import sys, torch
+from transformers import AutoModelForCausalLM
+target = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
+prompt = torch.tensor([[5, 9, 33, 20, 7, 41]])
+for choice in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8}):
+    options = {**choice, "max_new_tokens": 12, "return_dict_in_generate": True}
+    torch.manual_seed(7)
+    plain = target.generate(prompt, **options)
+    torch.manual_seed(7)
+    assisted = target.generate(prompt, **options, custom_generate=sys.argv[2], trust_remote_code=True)
+    assert torch.equal(plain.sequences, assisted.sequences)
+    assert assisted.stats.num_new_tokens > 0
+    generate = target.load_custom_generate(sys.argv[2], trust_remote_code=True)
+    assert len(generate(target, prompt, max_new_tokens=4, drafter=sys.argv[2])) == 1
+try:
+    target.generate(prompt, max_new_tokens=4, custom_generate=sys.argv[2])
+except ValueError as error:
+    assert "trust_remote_code" in str(error), error
+else:
+    raise AssertionError("code of a folder ran without being trusted")
+"""
+HIDE = "import sys; sys.modules['hf_domino'] = None\n"
+
+
+def started(code, tmp_path, *arguments):
+    path = [str(place) for place in (Path(transformers.__file__).parents[1], ROOT, ROOT / "kernels" / "torch-ext")]
+    places = {"HF_HUB_CACHE": tmp_path / "hub", "HF_MODULES_CACHE": tmp_path / "modules", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | {key: str(value) for key, value in places.items()} | {"PYTHONPATH": ":".join(path)}
+    words = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("name", ["{folder}", "user/drafter"], ids=["folder", "hub"])
+def test_by_transformers_name_for_it(saved_pair, carrying, name, tmp_path):
+    """In a process that never imports this package itself."""
+    done = started(USE, tmp_path, saved_pair[0], name.format(folder=carrying))
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_the_package_it_says_how_to_install_it(saved_pair, carrying, tmp_path):
+    done = started(HIDE + USE, tmp_path, saved_pair[0], carrying)
+    assert done.returncode
+    assert done.stderr.splitlines()[-1].endswith("needs the package hf_domino. Install it with: pip install hf-domino")
+
+
+def test_only_where_it_is_asked_for(tiny_drafter, tmp_path):
+    tiny_drafter.save_pretrained(tmp_path)
+    assert not (tmp_path / "custom_generate").exists()
+    with pytest.raises(ValueError, match=r"push_to_hub of save_pretrained with custom_generate=True must be False"):
+        tiny_drafter.save_pretrained(tmp_path, custom_generate=True, push_to_hub=True)

@@ -90,14 +90,8 @@ def test_by_the_adapters_folder(adapter, saved_pair, adapted, tiny_qwen3, target
     assert torch.equal(written, tiny_qwen3.generate(prompt, max_new_tokens=8, do_sample=False))
 
 
-@pytest.mark.parametrize("named", [None, {"parent_library": "hf_domino.drafter.modeling"}], ids=["now", "before"])
-def test_by_pefts_auto_class(adapter, adapted, named):
-    """Its files name a class of the drafter, and that of earlier versions where it stood then."""
-    file = adapter / "adapter_config.json"
-    stored = json.loads(file.read_text())
-    if named:
-        stored["auto_mapping"] = {"base_model_class": "DominoDraftModel"} | named
-        file.write_text(json.dumps(stored))
+def test_by_pefts_auto_class(adapter, adapted):
+    """Its files name a class of the drafter."""
     loaded = AutoPeftModel.from_pretrained(adapter, import_allowlist=["hf_domino"])
     assert torch.equal(draft(loaded.get_base_model()), draft(adapted.get_base_model()))
 

@@ -93,7 +93,7 @@ def test_a_draft_vocabulary(wide, rounds, tmp_path):
         assert torch.equal(generate(wide, small, PROMPTS[0][None]), generate(wide, None, PROMPTS[0][None]))
         for _, text, proposals, _ in rounds[::4]:
             assert proposals == Formula(small, wide).chain(text, None, len(proposals))
-        small.save_pretrained(tmp_path / name, standalone=True)
+        small.save_pretrained(tmp_path / name, custom_generate=True)
         loaded = DominoDraftModel.from_pretrained(tmp_path / name)
         assert {key: value.tolist() for key, value in loaded.state_dict().items()} == {
             key: value.tolist() for key, value in small.state_dict().items()

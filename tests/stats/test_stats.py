@@ -266,12 +266,3 @@ def test_streamers_carry_the_statistics_of_their_last_call(tiny_qwen3, tiny_draf
         assert tiny_drafter.stats.num_new_tokens == count
     assert usual.stats is tiny_drafter.stats
     assert own.stats == "its own"
-
-
-def test_old_names_of_fields_still_work():
-    stats = DecodingStats(4, [[2, 3]], [[4, 4]], looked_up=[[False, True]])
-    for old, new in {"num_copied": "num_lookups", "copied_length": "lookup_length", "copied": "looked_up"}.items():
-        with pytest.warns(FutureWarning, match=new):
-            assert getattr(stats, old) == getattr(stats, new)
-    with pytest.raises(AttributeError, match="num_twins"):
-        _ = stats.num_twins

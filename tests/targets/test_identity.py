@@ -105,7 +105,7 @@ def test_the_record_is_saved_with_the_drafter(recorded, tmp_path):
     loaded = TargetIdentity.recorded_in(DominoDraftModel.from_pretrained(tmp_path).config)
     assert (loaded.name, loaded.dtype) == ("house/tiny", "float32")
     assert loaded == TargetIdentity.recorded_in(recorded.config)
-    assert TargetIdentity.recorded_in(DominoConfig(target_tokenizer_size=64)) is None  # of files of before
+    assert TargetIdentity.recorded_in(DominoConfig()) is None
 
 
 def test_names_of_folders_hold_no_path(tiny_qwen3, tmp_path):

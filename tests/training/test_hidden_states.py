@@ -171,7 +171,6 @@ def test_the_command_writes_them_once(recipe, train, saved_pair, tmp_path, monke
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["target_weights_digest"] == settings["target"]["weights_digest"]
     monkeypatch.setattr(folders, "save_file", lambda *args: pytest.fail("states were written again"))
-    (tmp_path / "states" / "index.json").write_text(json.dumps(settings | {"target_files": "of older versions"}))
     assert train(recipe, "--max_steps", "5") == 0
 
 

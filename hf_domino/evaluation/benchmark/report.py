@@ -118,7 +118,6 @@ def conclusion(rows: Sequence[Row]) -> str:
     note = ""
     if gains(lookup) and gains(lookup / speed_ups[best]):
         note = f"use prompt lookup without a drafter, {lookup:.2f} x"
-    # Results of earlier versions have no load.
     if loads := [row["load"] for row in measured(rows) if row.get("load") is not None]:
         note = why_busy(statistics.median(loads)) or note
     num_forwards = sum(row["num_rounds"] for row in rows_of(rows, best, "greedy"))

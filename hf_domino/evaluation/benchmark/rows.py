@@ -22,7 +22,6 @@ from hf_domino.targets.identity import commit_of
 
 Row = dict[str, Any]
 OF_OPTIONS = ("batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size", "dtype", "seed")
-RENAMED_PHASES = {"rollout": "correction"}
 DATED = "date"  # can differ between the results of a run that was resumed
 
 
@@ -65,8 +64,6 @@ def read_rows(path: Path, mend: bool = False) -> list[Row]:
                 f"{path}, line {number}: expected a JSON object with a method. A run that was broken off is "
                 "finished by its own command."
             ) from error
-        if phases := row.get("ms_per_round"):  # results of earlier versions use another name for a phase
-            row["ms_per_round"] = {RENAMED_PHASES.get(name, name): value for name, value in phases.items()}
         rows.append(row)
     return rows
 

@@ -11,7 +11,6 @@ anchors, D drafted tokens.
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -55,12 +54,6 @@ def simulate_acceptance(
     """
     texts = zip(sequences, prompt_lengths, hidden_states or [None] * len(sequences), strict=True)
     return simulate_rounds(drafter, target, texts)[1]
-
-
-def walk_acceptance(*args: Any, **kwargs: Any) -> Rounds:
-    """Do the same as [`simulate_acceptance`]; this old name is deprecated, and the next minor version drops it."""
-    warnings.warn("walk_acceptance is now simulate_acceptance.", FutureWarning, stacklevel=2)
-    return simulate_acceptance(*args, **kwargs)
 
 
 def simulate_rounds(

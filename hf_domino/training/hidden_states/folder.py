@@ -67,7 +67,6 @@ class StateSettings:
             return None
         try:
             values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-            values.pop("target_files", None)  # older folders have it
             target = TargetIdentity.from_dict(values.pop("target")) or TargetIdentity()
             return cls(target=target, layer_ids=tuple(values.pop("layer_ids")), **values)
         except (ValueError, KeyError, TypeError) as error:

@@ -1,1 +1,0 @@
-"""Where the methods stood in earlier versions; files of adapters name the module inside."""

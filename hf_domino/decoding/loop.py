@@ -132,13 +132,23 @@ class Generation:
         self.rows = list(range(call.batch_size))  # indices of the unfinished sequences in the batch
         self.noise: StepNoise | None = None  # stays None if the target does not sample
         self.is_stepwise = False  # whether rounds are verified one position at a time
+        self._is_tried = False  # whether it is known if rounds can propose trees
         self.may_restart = True  # until something has seen the first scores, such as a processor, or drawn a token
 
     @cached_property
     def _may_branch(self) -> bool:
         """Whether rounds can propose trees. This is determined when the first round wants to propose one."""
+        self._is_tried = True
         self.stats.chain = why_chain(self.runner, self.generator.session)
         return self.stats.chain is None
+
+    def _may_plan_trees(self) -> bool:
+        """Whether rounds can plan trees, which the drafter then grows."""
+        # A drafter that learns while it drafts proposes nothing at first. Its first tree is due when a tree has grown
+        # branches, and only then is the target tried with one, because that takes as long as a few plain decode steps.
+        if self.call.drafter.config.learns_while_drafting and not self._is_tried:
+            return True
+        return self._may_branch
 
     def packed(self) -> AbstractContextManager:
         """The context manager in which linear layers of both models use packed weights on a CPU."""
@@ -219,9 +229,7 @@ class Generation:
         start = time.perf_counter()
         prefixes = self.committed.prefixes(self.rows)
         self.runner.reserve(prefixes)
-        plan = self._plan(prefixes)
-        noise = self._noise(plan.length)
-        proposals = self.generator.propose(plan, prefixes, noise)
+        plan, noise, proposals = self._propose(prefixes)
         plan = plan.followed_with(proposals.num_nodes)
         with self.executor.timer.phase("verify"):
             logits, captured = self.runner.forward_block(prefixes.last(), proposals)
@@ -234,6 +242,15 @@ class Generation:
         self._settle(outcome, captured)
         self.generator.observe_round(outcome, time.perf_counter() - start)
 
+    def _propose(self, prefixes: Prefixes) -> tuple[Plan, torch.Tensor | None, Tree]:
+        """Plan the round and make its proposals; return the plan, the noise of the round's steps, and the proposals."""
+        plan = self._plan(prefixes)
+        noise = self._noise(plan.length)
+        proposals = self.generator.propose(plan, prefixes, noise)
+        if proposals.parents is None or self._may_branch:
+            return plan, noise, proposals
+        return self._propose(prefixes)  # now it is known that the target takes no trees
+
     def _plan(self, prefixes: Prefixes) -> Plan:
         """Choose what the round proposes. It proposes nothing if the target has no positions left."""
         limit = self.generator.target.position_limit
@@ -241,7 +258,7 @@ class Generation:
             positions_left = None
         else:
             positions_left = limit - self.runner.next_position() - 1
-        return self.generator.plan(prefixes, positions_left, lambda: self._may_branch)
+        return self.generator.plan(prefixes, positions_left, self._may_plan_trees)
 
     def _noise(self, most: int) -> torch.Tensor | None:
         """The noise `[B, most + 1, V]` of the decode steps that a round with up to `most` proposals can cover."""

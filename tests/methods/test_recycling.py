@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import time
 
 import pytest
 import torch
 from calls_of_methods import PROMPTS, SAMPLED, TEMPERATURE, calls, generate, noise_of
 
 import hf_domino
+from hf_domino.decoding.estimates import NOMINAL_PROPOSAL
 from hf_domino.decoding.recycling import RecyclingSession
 
 SUCCESSORS = 8
@@ -122,3 +125,60 @@ def test_sizes_of_trees_are_chosen_up_to_the_wanted_one(wide):
     for _ in range(3):
         generate(wide, drafter, ids, **options)
     assert 0 < max(drafter.stats.proposed[0]) <= 8
+
+
+@pytest.fixture
+def clocked(wide, monkeypatch):
+    """A target that no call has tried with trees yet, and how wide its forwards were; those of a trial count as 0.
+
+    The clock advances by what a forward costs: a second, and a little for each position beside the first.
+    """
+    target = copy.deepcopy(wide)
+    widths, seconds, trial = [], [0.0], []
+
+    def count(module, args, kwargs, outputs):
+        width = kwargs["input_ids"].shape[1]
+        seconds[0] += 1 + NOMINAL_PROPOSAL * (width - 1)
+        if kwargs.get("use_cache") is False:  # generation has a cache, so this is the first of a trial's forwards
+            trial[:] = [0, 0, 0]
+        widths.append(trial.pop() if trial else width)
+
+    target.register_forward_hook(count, with_kwargs=True)
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])
+    return target, widths
+
+
+@pytest.mark.parametrize("num_tokens", [5, 10, 20])
+def test_a_first_answer_costs_hardly_more_than_plain_generation(clocked, num_tokens):
+    target, widths = clocked
+    cost = 0.0
+    for start in range(5, 60, 7):
+        widths.clear()
+        generate(
+            target,
+            hf_domino.recycling(target).double(),
+            torch.arange(start, start + 4)[None],
+            max_new_tokens=num_tokens,
+        )
+        cost += sum(1 + NOMINAL_PROPOSAL * (width - 1) for width in widths[1:] if width)  # the first is the prompt's
+    assert cost <= 1.03 * 8 * (num_tokens - 1)
+
+
+def test_the_target_is_tried_with_a_tree_when_the_first_one_is_due(clocked, monkeypatch):
+    target, widths = clocked
+    propose, due = RecyclingSession.propose, []
+
+    def record(self, *args, **kwargs):
+        tree = propose(self, *args, **kwargs)
+        if tree.parents is not None:
+            due.append((len(widths), tree.num_nodes))
+        return tree
+
+    monkeypatch.setattr(RecyclingSession, "propose", record)
+    drafter = hf_domino.recycling(target).double()
+    while not due:
+        generate(target, drafter, PROMPTS[0][None])
+    first, num_nodes = due[0]
+    assert widths.index(0) == first > 1
+    assert num_nodes <= 4
+    assert widths.count(0) == 3

@@ -136,7 +136,7 @@ def test_a_recipe_that_is_no_yaml_is_named(content, tmp_path, capsys):
         ({"chat_template_kwargs": "no"}, "chat_template_kwargs must be a JSON object, got 'no'"),
         ({"block_size": 1}, "block_size must be in [2, 1024], got 1"),
         ({"drafter": "folder"}, "must be left out with drafter='folder'"),
-        ({"markov_rank": 8}, "markov_rank of a Domino drafter must be left out, got 'given'. It has no such part."),
+        ({"markov_rank": 8}, "markov_rank of a Domino drafter must be left out, got 'given'. It has no such part"),
         ({"projector_type": "dspark", "emb_dim": 8}, "emb_dim of a DSpark drafter must be left out"),
         ({"max_steps": -7}, "max_steps must be at least 1, or -1 for num_train_epochs, got -7"),
         ({"num_train_epochs": -1}, "num_train_epochs must be above 0, got -1"),

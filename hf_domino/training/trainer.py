@@ -40,10 +40,10 @@ from hf_domino.training.evidence.meter import Meter, show_less
 from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.loading import notice_default_draft_vocabulary
+from hf_domino.training.losses.eager import lambda_base_at
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors
 from hf_domino.training.objective.forward import Batch, check_final
-from hf_domino.training.objective.losses import lambda_base_at
 from hf_domino.training.objective.objective import Objective
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, fixed_args, last_checkpoint

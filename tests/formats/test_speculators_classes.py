@@ -11,8 +11,7 @@ import torch
 from markov import build
 
 from hf_domino.targets.view import TargetModel
-from hf_domino.training.objective.forward import draft_blocks
-from hf_domino.training.objective.losses import corrected_positions, draft_logits
+from hf_domino.training.objective.forward import corrected_positions, draft_blocks, draft_logits
 
 pytest.importorskip("speculators")
 from speculators.model import SpeculatorModel

@@ -10,8 +10,8 @@ from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.acceptance import simulate_acceptance, simulate_rounds
 from hf_domino.training.evidence.meter import Meter
+from hf_domino.training.losses.eager import DraftLosses
 from hf_domino.training.objective.anchors import collate_rows
-from hf_domino.training.objective.losses import DraftLosses
 from hf_domino.training.trainer import DominoTrainer
 
 pytestmark = pytest.mark.transformers

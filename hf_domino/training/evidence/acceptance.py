@@ -24,8 +24,14 @@ from hf_domino.targets.packed import packed_linears
 from hf_domino.targets.view import TargetModel
 from hf_domino.training.evidence.meter import accepted_runs
 from hf_domino.training.objective.anchors import block_labels
-from hf_domino.training.objective.forward import STATES, Batch, draft_blocks, read_target
-from hf_domino.training.objective.losses import corrected_positions, draft_logits
+from hf_domino.training.objective.forward import (
+    STATES,
+    Batch,
+    corrected_positions,
+    draft_blocks,
+    draft_logits,
+    read_target,
+)
 
 Rounds = list[list[int]]  # for each sequence, the number of tokens that each of its rounds emits
 ANCHORS_PER_FORWARD = 64

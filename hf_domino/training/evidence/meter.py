@@ -15,8 +15,8 @@ import torch
 from transformers import PrinterCallback, ProgressCallback
 
 from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.training.losses.eager import DraftLosses
 from hf_domino.training.objective.forward import Batch
-from hf_domino.training.objective.losses import DraftLosses
 
 # Metrics that fit into a line of the terminal; trainer_state.json has everything that is logged.
 SHOWN = (

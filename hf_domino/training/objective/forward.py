@@ -3,20 +3,23 @@
 The target runs once over the sequences. The drafter then drafts every block, and its head reads the true tokens.
 
 Shapes: B batch, S sequence length, C hidden states kept per token, N blocks per sequence, K block size, H hidden size,
-G width of a head's state.
+G width of a head's state, D tokens that can be drafted.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from hf_domino._common.errors import invalid_argument
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions, gather_positions
 from hf_domino.targets.view import Captured, TargetModel
+from hf_domino.training.losses.chunked import LazyLogits
 
 Batch = dict[str, torch.Tensor]  # columns by their names
 STATES = "hidden_states"  # column of examples that carry the target's hidden states, `[S, C, H]`
@@ -107,3 +110,84 @@ def draft_blocks(
     if first:
         states = F.pad(states, (0, 0, first, 0))
     return hidden, states.unflatten(0, tokens.shape[:2])
+
+
+def corrected_positions(config: DominoConfig, device: torch.device) -> torch.Tensor:
+    """Return which positions of a block the head corrects, `[K]` bool; the others keep their base logits."""
+    return torch.arange(config.block_size, device=device) >= config.label_offset + config.pure_draft_prefix_len
+
+
+def correct(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    base: torch.Tensor,
+    hidden: torch.Tensor,
+    states: torch.Tensor,
+    is_corrected: torch.Tensor,
+) -> torch.Tensor:
+    """Correct the base logits of some positions.
+
+    Args:
+        drafter (`DominoDraftModel`): A drafter with a correction head.
+        target (`TargetModel`): The target, for its embeddings and lm_head.
+        base (`torch.Tensor`): Base logits `[..., D]`.
+        hidden (`torch.Tensor`): Draft hidden states `[..., H]`.
+        states (`torch.Tensor`): The head's states `[..., G]`.
+        is_corrected (`torch.Tensor`): `[...]` bool, from [`corrected_positions`].
+    """
+    head = drafter.head
+    assert head is not None
+    activated = head.activate(head.project_hidden(hidden), states) * is_corrected[..., None]
+    return head.correct(target, base, activated)
+
+
+def draft_logits(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    hidden: torch.Tensor,
+    states: torch.Tensor | None,
+    is_corrected: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute the base and the corrected logits of some positions.
+
+    Args:
+        drafter, target, hidden, is_corrected: As for [`correct`].
+        states (`torch.Tensor`, *optional*): The head's states `[..., G]`; None without a correction head.
+
+    Returns:
+        `tuple[torch.Tensor, torch.Tensor]`: Both `[..., D]` in fp32; the same tensor twice without a correction head.
+    """
+    base = drafter.logits(target, hidden)
+    if states is None:
+        return base, base
+    return base, correct(drafter, target, base, hidden, states, is_corrected)
+
+
+def lazy_logits(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    hidden: torch.Tensor,
+    states: torch.Tensor | None,
+    final: torch.Tensor | None = None,
+) -> tuple[LazyLogits, LazyLogits, LazyLogits | None]:
+    """Return the logits of drafted blocks, which are computed later: base, corrected, and the target's.
+
+    Args:
+        drafter (`DominoDraftModel`): The drafter.
+        target (`TargetModel`): The target.
+        hidden, states (`torch.Tensor`): What [`draft_blocks`] returned, with the blocks of all sequences in one
+            dimension: `[N, K, H]`, and `[N, K, G]` or None.
+        final (`torch.Tensor`, *optional*): The target's final hidden states `[N, K, H]` one position before the labels.
+
+    Returns:
+        `tuple`: [`LazyLogits`] `[N, K, D]`: base logits, corrected ones (the same without a correction head), and
+        those of the target or None.
+    """
+    parameters = drafter.head_parameters()
+    base = corrected = LazyLogits(partial(drafter.logits, target), (hidden,), parameters)
+    if states is not None:
+        is_corrected = corrected_positions(drafter.config, hidden.device).expand(hidden.shape[:2])
+        corrected = LazyLogits(partial(correct, drafter, target), (base, hidden, states, is_corrected), parameters)
+    if final is None:
+        return base, corrected, None
+    return base, corrected, LazyLogits(partial(drafter.vocabulary.logits, target), (final,))

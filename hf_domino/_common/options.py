@@ -13,7 +13,10 @@ READ_BY = {"int": int, "float": float, "Path": Path}  # type of a field -> funct
 
 
 def option(default: Any, help: str, **flag: Any) -> Any:
-    """Declare a field with its default, its help text, and further arguments of `add_argument` for its flag."""
+    """Declare a field with its default, its help text, and further arguments of `add_argument` for its flag.
+
+    A flag is called like its field, unless `name` is given.
+    """
     metadata = {"help": help, **flag}
     if isinstance(default, dict):
         return field(default_factory=dict, metadata=metadata)
@@ -41,7 +44,14 @@ def add_flags(
             flag |= {"action": "store_true"} if has_switches else TRUE_OR_FALSE
         elif type_name in READ_BY:
             flag["type"] = READ_BY[type_name]
-        group.add_argument(f"--{each.name.replace('_', '-')}", default=_default(each), **flag)
+        flag.pop("name", None)
+        group.add_argument(flag_of(each), dest=each.name, default=_default(each), **flag)
+
+
+def flag_of(each: Field) -> str:
+    """Return the flag of an option."""
+    name = each.metadata.get("name", each.name)
+    return f"--{name.replace('_', '-')}"
 
 
 def describe(described: Described, options: type | None = None) -> Described:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED
-from hf_domino._common.options import describe, option
+from hf_domino._common.options import describe, flag_of, option
 
 # Settings that only sort the written examples into files, so they can change from call to call.
 OF_THE_RESULT = ("eval_rows", "keep_unended")
 COUNTS = ("max_new_tokens", "max_prompt_tokens", "batch_size")
-FLAGS = {"rows": "num-examples", "eval_rows": "num-eval-examples"}  # flags with another name than their field
 
 
 @describe
@@ -24,7 +23,10 @@ class WritingSettings:
     """How a target writes training text."""
 
     rows: int | None = option(
-        None, "number of prompts to answer (default: 1024 if the target writes them, else all of --prompts)"
+        None,
+        "number of prompts to answer (default: 1024 if the target writes them, else all of --prompts)",
+        name="num_examples",
+        metavar="N",
     )
     temperatures: Sequence[float] = option(
         (0.0, 0.7, 1.0),
@@ -44,7 +46,9 @@ class WritingSettings:
         "distinct; 0 keeps all",
     )
     keep_unended: bool = option(False, "keep answers that were cut off at --max-new-tokens")
-    eval_rows: int = option(0, "number of chats that go to evaluation.jsonl instead of train.jsonl")
+    eval_rows: int = option(
+        0, "number of chats that go to evaluation.jsonl instead of train.jsonl", name="num_eval_examples", metavar="N"
+    )
     system: str | None = option(None, "system turn for chats that have none (default: that of the chat template)")
     template_kwargs: Mapping[str, Any] = option(
         {}, """variables for the chat template, as JSON: '{"enable_thinking": false}'""", type=json.loads
@@ -74,8 +78,8 @@ class WritingSettings:
         }
         for name, (is_right, expected) in ranges.items():
             if not is_right:
-                flag = FLAGS.get(name, name.replace("_", "-"))
-                remedy = f"Choose another value (--{flag})."
+                (described,) = (each for each in fields(self) if each.name == name)
+                remedy = f"Choose another value ({flag_of(described)})."
                 raise invalid_argument(name, expected, getattr(self, name), remedy)
 
     def of_the_text(self) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
         assert folder.replace("output_dir", "drafter") in further
     measured = [parse(words) for words in run[8:]]
     assert [(one.num_prompts, one.dtype, one.batch_size) for one in measured] == [
-        (24, "bfloat16", 1), (8, "float32", 1), (6, "bfloat16", 1),
+        (24, "bfloat16", 1), (24, "float32", 1), (20, "bfloat16", 1),
     ]  # fmt: skip
     assert all(set(one.methods) <= set(MEASURABLE) for one in measured)
     text = (made.drafter / CARD).read_text()
@@ -165,7 +165,7 @@ def test_gemmas_stages_are_timed_and_run_commands_of_ours(tmp_path, monkeypatch)
     made.target.mkdir()
     (made.target / "config.json").touch()
     made.run()
-    rows = [json.loads(line) for line in (tmp_path / gemma3.STAGES).read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "stages.jsonl").read_text().splitlines()]
     assert [(row["stage"], row["cpu_minutes"]) for row in rows] == [(name, 1.5) for name in made.stages]
     assert [words[0] for words in called] == ["data", "train", "check", "bench"]
     options = [parse(words) for words in called]  # flags that the commands know

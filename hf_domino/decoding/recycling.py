@@ -25,32 +25,35 @@ class RecyclingSession(DraftSession):
     observe_block = select = context = _take = observe
 
     def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """A placeholder `[B, P]` for draft hidden states; only its shape is used, which says how deep to draft."""
-        return anchors.expand(-1, self.drafter.config.num_draft_tokens)
+        """The tokens before the anchors, `[B, P]`, in place of hidden states; the shape says how deep to draft."""
+        assert last_tokens is not None
+        return last_tokens(2)[:, :1].expand(-1, self.drafter.config.num_draft_tokens)
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
         """Learn successors from the target's logits at all verified positions, including rejected ones."""
         with self.executor.timer.phase("draft"):
-            tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)
-            self.drafter.learn(tokens.flatten(), logits.flatten(0, 1))
+            tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)  # [B, N + 1]
+            above = tokens[:, :-1]
+            if proposals.parents is not None:
+                above = tokens.gather(1, proposals.parents)
+            before = torch.cat((prefixes.last_tokens(2)[:, :1], above), dim=1)
+            self.drafter.learn(tokens.flatten(), before.flatten(), logits.flatten(0, 1))
 
     def _branches_of(self, *arguments: Any) -> DraftBranches:
         return SuccessorBranches(self.drafter, self.target, *arguments)
 
 
 class SuccessorBranches(DraftBranches):
-    """Branches whose candidates are the successors that the target last found most likely after their last tokens."""
+    """Branches whose candidates are the successors that the target has found most likely after their last tokens."""
 
     min_nodes = 0  # drafting costs next to nothing, and after a token that was never seen there is nothing to propose
 
     def candidates(self, depth: int) -> Candidates:
         """Return the candidates for the next token. Of all logits processors, only temperatures affect their scores."""
-        if depth:
-            last = self.texts[..., -1]
-        else:
-            last = self.prefixes.last()
+        start = torch.cat((self._hidden[:, :1], self.prefixes.last()), dim=1)  # the last two tokens, [B, 2]
+        texts = torch.cat((start[:, None].expand(-1, self.texts.shape[1], -1), self.texts), dim=2)
         noise = None
-        token_ids, scores = self._drafter.successors_of(last)
+        token_ids, scores = self._drafter.successors_of(texts[..., -1], texts[..., -2])
         if self._noise is not None:
             noise = self._noise[:, depth].gather(1, token_ids.flatten(1)).view(token_ids.shape)
         return scores / self.distribution.temperature, noise, token_ids

@@ -135,10 +135,21 @@ class DraftingMethod:
         """
         raise NotImplementedError
 
-    def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        """Learn from the target's logits `[N, V]` at tokens `[N]`; only for methods that learn as they draft."""
+    def learn(self, tokens: torch.Tensor, before: torch.Tensor, logits: torch.Tensor) -> None:
+        """Learn from the target's logits `[N, V]` at tokens `[N]`; only for methods that learn as they draft.
+
+        Args:
+            tokens (`torch.Tensor`): The tokens `[N]`.
+            before (`torch.Tensor`): The token before each of them, `[N]`.
+            logits (`torch.Tensor`): The logits for the token after each of them, `[N, V]`.
+        """
         raise NotImplementedError
 
-    def successors_of(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and scores `[..., M]` of the successors of tokens `[...]`; only for methods that learn as they draft."""
+    def successors_of(self, tokens: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and scores `[..., M]` of the successors of tokens; only for methods that learn as they draft.
+
+        Args:
+            tokens (`torch.Tensor`): The tokens `[...]`.
+            before (`torch.Tensor`): The token before each of them, `[...]`.
+        """
         raise NotImplementedError

@@ -4,7 +4,13 @@ Other methods discard the target's predictions once a position is verified, acce
 most likely tokens: they become the successors of the token at that position, and later rounds propose trees built from
 the table.
 
-Shapes: N positions of a verification forward, of all sequences, M successors, V vocabulary, B sequences, L branches.
+Unlike in the paper, a prediction does not replace the one before it but is averaged with it, and each pair of tokens
+has successors of its own, which are proposed where the pair has been seen. On texts of SmolLM2-135M-Instruct, trees of
+eight nodes then emit 1.71 tokens a round in place of 1.52: the averages add 0.14 and the pairs 0.05. With successors
+of three tokens they emit fewer, and with the target's other tokens at the last position (LogitSpec, arXiv 2507.01449)
+0.01 more, which costs more time than it saves.
+
+Shapes: N positions of a verification forward, of all sequences, M successors, V vocabulary, R rows of the table.
 """
 
 from __future__ import annotations
@@ -21,6 +27,9 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.modeling import DominoDraftModel
 
 NUM_SUCCESSORS = 8  # per token (arXiv 2408.08696)
+# Rows for pairs of tokens, a prime. A pair that falls on the row of another one replaces it.
+NUM_PAIRS = 65_521
+KEPT = 0.6  # the share of a row that stays when its token is seen again; 0.5 and 0.7 are as good, 0.9 is worse
 
 
 @strict
@@ -50,36 +59,56 @@ class RecyclingConfig(DominoConfig):
 
 
 class RecyclingModel(DominoDraftModel):
-    """Token recycling: a table of each token's successors and their scores."""
+    """Token recycling: a table of the successors of tokens and of pairs of tokens, with the chance of each."""
 
     config_class = RecyclingConfig
     config: RecyclingConfig
 
     def build(self) -> None:
-        # Until a token is seen, its successors have the score -inf.
-        size = self.config.vocab_size, min(NUM_SUCCESSORS, self.config.vocab_size)
+        # The rows of the tokens come first, then those of the pairs. Until a row is seen, its scores are -inf.
+        size = self.config.vocab_size + NUM_PAIRS, min(NUM_SUCCESSORS, self.config.vocab_size)
         self.successors = nn.Parameter(torch.arange(size[1]).repeat(size[0], 1), requires_grad=False)
         self.scores = nn.Parameter(torch.full(size, -torch.inf), requires_grad=False)
+        self.pairs = nn.Parameter(torch.full((NUM_PAIRS,), -1), requires_grad=False)  # the pair that each row is of
 
-    def learn(self, tokens: torch.Tensor, logits: torch.Tensor) -> None:
-        # If a token occurs more than once, the successors of its first occurrence count.
-        table = self.successors
-        scores = self.scores
-        best = logits.topk(table.shape[1], dim=1)
-        places = torch.arange(len(tokens), device=tokens.device)
-        # All occurrences of a token write the same values, because the order of the writes can be undefined.
-        first = places.new_full((len(table),), len(tokens)).scatter_reduce(0, tokens, places, "amin")[tokens]
-        table[tokens], scores[tokens] = best.indices[first], best.values[first].to(scores)
+    def learn(self, tokens: torch.Tensor, before: torch.Tensor, logits: torch.Tensor) -> None:
+        best = logits.topk(self.successors.shape[1], dim=1)
+        chances = best.values.softmax(dim=1).to(self.scores).repeat(2, 1)
+        token_ids = best.indices.repeat(2, 1)
+        pairs, places = self._pairs_of(tokens, before)
+        rows = torch.cat((tokens, self.config.vocab_size + places))  # [R], first those of tokens, then those of pairs
+        is_same_pair = torch.cat((torch.ones_like(tokens, dtype=torch.bool), self.pairs[places] == pairs))
+        old_ids = self.successors[rows]
+        old = self.scores[rows].exp().masked_fill(~is_same_pair[:, None], 0.0)
+        kept = KEPT * (old[:, :1] > 0)
+        is_old = token_ids[:, :, None] == old_ids[:, None]  # [R, M, M]
+        chances = (1 - kept) * chances + kept * (is_old * old[:, None]).sum(dim=2)
+        old = kept * old.masked_fill(is_old.any(dim=1), 0.0)
+        merged = torch.cat((chances, old), dim=1).topk(token_ids.shape[1], dim=1)
+        token_ids = torch.cat((token_ids, old_ids), dim=1).gather(1, merged.indices)
+        # If a row occurs more than once, its first occurrence counts. All occurrences write the same values, because
+        # the order of the writes can be undefined.
+        first = (rows[:, None] == rows).int().argmax(dim=1)
+        self.successors[rows] = token_ids[first]
+        self.scores[rows] = merged.values.log()[first]
+        self.pairs[places] = pairs[first[len(tokens) :] - len(tokens)]
 
-    def successors_of(self, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.successors[tokens], self.scores[tokens]
+    def successors_of(self, tokens: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pairs, places = self._pairs_of(tokens, before)
+        rows = torch.where(self.pairs[places] == pairs, self.config.vocab_size + places, tokens)
+        return self.successors[rows], self.scores[rows]
+
+    def _pairs_of(self, tokens: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A number for each pair of tokens, and its place among the rows of pairs."""
+        pairs = before * self.config.vocab_size + tokens
+        return pairs, pairs % NUM_PAIRS
 
 
 def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
     """Make a drafter that needs no training: it proposes what the target has predicted before (arXiv 2408.08696).
 
-    For each token it keeps the eight most likely successors, as the target last predicted them. Use the same drafter
-    for all calls, because it keeps what it has learned from one call to the next.
+    For each token, and for pairs of tokens, it keeps the eight successors that the target has found most likely. Use
+    the same drafter for all calls, because it keeps what it has learned from one call to the next.
 
     Args:
         target (`PreTrainedModel`): The target, on its device.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import importlib
 import time
 
 import pytest
@@ -14,8 +15,15 @@ import hf_domino
 from hf_domino.decoding.estimates import NOMINAL_PROPOSAL
 from hf_domino.decoding.recycling import RecyclingSession
 
-SUCCESSORS = 8
+SUCCESSORS, KEPT = 8, 0.6
+recycling = importlib.import_module("hf_domino.methods.recycling")  # the package has a function of this name
 KINDS = {"trees": {"draft_tree_size": 24}, "chains": {"draft_tree_size": None}}
+
+
+@pytest.fixture(autouse=True)
+def few_pairs(monkeypatch):
+    """Few rows for pairs, so that some pairs replace others."""
+    monkeypatch.setattr(recycling, "NUM_PAIRS", 1009)
 
 
 @pytest.fixture
@@ -25,43 +33,60 @@ def drafter(wide):
 
 @contextlib.contextmanager
 def seen_by(target):
-    """Scores of each token's successors, from what goes through the target behind its first forward."""
+    """Chances of each token's successors, from what goes through the target behind its first forward."""
     table, forwards = {}, []
 
     def watch(module, args, kwargs, outputs):
         forwards.append(kwargs["input_ids"])
         if len(forwards) > 1:  # the first is the prompt's
-            read(table, kwargs["input_ids"], outputs.logits)
+            read(table, kwargs["input_ids"].flatten().tolist(), outputs.logits.flatten(0, 1))
 
     handle = target.register_forward_hook(watch, with_kwargs=True)
     yield table
     handle.remove()
 
 
-def read(table, input_ids, logits):
+def read(table, keys, logits):
+    """Average what was seen at each key with what its row held before; the first of equal keys counts."""
     found = {}
-    for token, row in zip(input_ids.flatten().tolist(), logits.flatten(0, 1).tolist(), strict=True):
-        order = sorted(range(len(row)), key=lambda each: -row[each])
-        found.setdefault(token, {each: row[each] for each in order[:SUCCESSORS]})
+    for key, row in zip(keys, logits, strict=True):
+        best = row.topk(SUCCESSORS)
+        chances = dict(zip(best.indices.tolist(), best.values.softmax(dim=0).tolist(), strict=True))
+        if key not in found:
+            found[key] = averaged(table[key], chances) if key in table else chances
     table.update(found)
+
+
+def averaged(old, new):
+    chances = {token: KEPT * old.get(token, 0.0) + (1 - KEPT) * new.get(token, 0.0) for token in {*old, *new}}
+    return dict(sorted(chances.items(), key=lambda each: -each[1])[:SUCCESSORS])
+
+
+def row_of(token_ids, scores):
+    """The chances of a row, by their tokens."""
+    return dict(zip(token_ids.tolist(), scores.exp().tolist(), strict=True))
 
 
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_text_is_plain_and_the_table_holds_what_the_target_gave_last(wide, drafter, kind, batch_size, do_sample):
+def test_the_text_is_plain_and_the_table_holds_averages_of_what_the_target_predicted(
+    wide, drafter, kind, batch_size, do_sample
+):
     drafter, (ids, options) = drafter.view(**KINDS[kind]), calls(batch_size)
     options |= SAMPLED if do_sample else {}
     plain = generate(wide, None, ids, **options)
+    generate(wide, hf_domino.recycling(wide, draft_length="full").double(), ids, **options)  # tries trees out
     with seen_by(wide) as table:
         assert torch.equal(generate(wide, drafter, ids, **options), plain)
     assert max(length for row in drafter.stats.rows for length in row) > 1
     assert len(table) > 10
     for token in range(wide.config.vocab_size):
-        successors, scores = drafter.successors[token].tolist(), drafter.scores[token]
-        assert scores.isneginf().all() if token not in table else successors == list(table[token])
+        scores = drafter.scores[token]
         if token in table:
-            torch.testing.assert_close(scores, torch.tensor(list(table[token].values())).double())
+            assert row_of(drafter.successors[token], scores) == pytest.approx(table[token])
+        else:
+            assert scores.isneginf().all()
     first = sum(len(row) for row in drafter.stats.rows)
     assert torch.equal(generate(wide, drafter, ids, **options), plain)
     if not do_sample and batch_size == 1:  # what one call has seen serves the next
@@ -70,43 +95,101 @@ def test_the_text_is_plain_and_the_table_holds_what_the_target_gave_last(wide, d
 
 @pytest.mark.parametrize("do_sample", [False, True])
 def test_a_tree_is_the_likeliest_paths_of_the_table(wide, drafter, monkeypatch, rounds, do_sample):
-    tables, branches = [], RecyclingSession._branches_of
+    tables, propose = [], RecyclingSession.propose
 
     def keep(self, *args, **kwargs):
-        tables.append((drafter.successors.clone(), drafter.scores.clone()))
-        return branches(self, *args, **kwargs)
+        tables.append(copy.deepcopy(drafter))
+        return propose(self, *args, **kwargs)
 
-    monkeypatch.setattr(RecyclingSession, "_branches_of", keep)
+    monkeypatch.setattr(RecyclingSession, "propose", keep)
     trees, (ids, options) = drafter.view(draft_tree_size=5, block_size=3), calls(1)
     generate(wide, trees, ids, **options, **(SAMPLED if do_sample else {}))
     assert trees.stats.chain is None
     noise, num_compared = noise_of(1, wide.config.vocab_size), 0
-    for (_, text, paths, alpha), (successors, scores) in zip(rounds, tables, strict=True):
+    for (_, text, paths, alpha), table in zip(rounds, tables, strict=True):
         if not paths:  # no successor has been seen
             continue
         step = len(text) - len(PROMPTS[0])
         divisor, found = TEMPERATURE if do_sample else 1.0, {}
         for path, chance in paths.items():
             expected = 1.0
-            for depth, (before, token) in enumerate(zip((text[-1], *path), path, strict=False)):
-                sampled = alpha * scores[before] / divisor
+            words = [*text[-2:], *path]
+            for depth, token in enumerate(path):
+                successors, scores = table.successors_of(*torch.tensor(words[depth : depth + 2]).flip(0))
+                sampled = alpha * scores / divisor
                 if do_sample:
-                    sampled = sampled - noise[step + depth, 0, successors[before]].log()
-                place = successors[before].tolist().index(token)
+                    sampled = sampled - noise[step + depth, 0, successors].log()
+                place = successors.tolist().index(token)
                 expected *= float(sampled.softmax(dim=-1).nan_to_num(0.0)[place])
             found[path] = expected
             assert chance == pytest.approx(expected, rel=1e-5)
             num_compared += expected > 0
         # None of the first depth that was left out is likelier than the least of the tree.
-        sampled = alpha * scores[text[-1]] / divisor
-        sampled = sampled - noise[step, 0, successors[text[-1]]].log() if do_sample else sampled
+        successors, scores = table.successors_of(*torch.tensor(text[-2:]).flip(0))
+        sampled = alpha * scores / divisor
+        sampled = sampled - noise[step, 0, successors].log() if do_sample else sampled
         left_out = [
             chance
-            for token, chance in zip(successors[text[-1]].tolist(), sampled.softmax(dim=-1).tolist(), strict=True)
+            for token, chance in zip(successors.tolist(), sampled.softmax(dim=-1).tolist(), strict=True)
             if (token,) not in paths
         ]
         if len(paths) == 5:
             assert max(left_out) <= min(found.values()) + 1e-9
+    assert num_compared > 20
+
+
+def test_pairs_have_successors_of_their_own(wide, drafter):
+    """A pair that was seen last has its row; another one that falls on the same row has that of its last token."""
+    vocab_size = wide.config.vocab_size
+    generator = torch.Generator().manual_seed(0)
+    tokens, pairs, rows = {}, {}, {}  # what the rows of tokens and of pairs hold, and the pair that each row is of
+    for _ in range(400):
+        after, before = torch.randint(vocab_size, (2, 5), generator=generator)
+        logits = 4 * torch.randn(5, vocab_size, generator=generator).double()
+        drafter.learn(after, before, logits)
+        read(tokens, after.tolist(), logits)
+        owners = {}
+        for pair in zip(before.tolist(), after.tolist(), strict=True):
+            owners.setdefault((pair[0] * vocab_size + pair[1]) % 1009, pair)
+        for row, pair in owners.items():
+            if rows.get(row) != pair:
+                pairs.pop(rows.get(row), None)
+        kept = [list(zip(before.tolist(), after.tolist(), strict=True)).index(pair) for pair in owners.values()]
+        read(pairs, list(owners.values()), logits[kept])
+        rows |= owners
+    assert 500 < len(pairs) < 1009
+    for before in range(vocab_size):
+        for token in range(0, vocab_size, 5):
+            found = drafter.successors_of(torch.tensor(token), torch.tensor(before))
+            assert row_of(*found) == pytest.approx(pairs.get((before, token), tokens[token]))
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_proposal_is_learnt_with_the_token_before_it(wide, drafter, rounds, monkeypatch, kind, batch_size):
+    learn, learnt = recycling.RecyclingModel.learn, []
+
+    def record(self, tokens, before, logits):
+        learnt.append((len(rounds), list(zip(before.tolist(), tokens.tolist(), strict=True))))
+        learn(self, tokens, before, logits)
+
+    monkeypatch.setattr(recycling.RecyclingModel, "learn", record)
+    ids, options = calls(batch_size)
+    generate(wide, drafter.view(**KINDS[kind]), ids, **options)
+    num_compared = start = 0
+    for end, pairs in learnt:
+        width = len(pairs) // (end - start)
+        for row, (_, text, proposals, _) in enumerate(rounds[start:end]):
+            if isinstance(proposals, dict):
+                paths = list(proposals)
+            else:
+                paths = [tuple(proposals[:length]) for length in range(1, len(proposals) + 1)]
+            expected = [tuple(text[-2:]), *((text[-1], *path)[-2:] for path in paths)]
+            # `rounds` tells nodes apart by their paths, of which a sequence of a batch may have one twice.
+            found = pairs[row * width : (row + 1) * width]
+            assert set(found) == set(expected)
+            num_compared += len(paths)
+        start = end
     assert num_compared > 20
 
 

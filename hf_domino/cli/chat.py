@@ -7,12 +7,12 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_domino.cli.flags import add_choice, add_models, choice_of, load_models, with_lookup
+from hf_domino.cli.flags import add_choice, add_models
 
 if TYPE_CHECKING:
     import torch
 
-    from hf_domino.cli.streaming import RoundPrinter
+    from hf_domino.cli.answers import RoundPrinter
     from hf_domino.pair import Pair
 
 EXAMPLES = """\
@@ -33,11 +33,9 @@ def run(options: argparse.Namespace) -> None:
     """Run `hf-domino chat`."""
     from rich.console import Console
 
-    from hf_domino.cli.streaming import RoundPrinter
+    from hf_domino.cli.answers import RoundPrinter, open_pair
 
-    arguments = choice_of(options)
-    pair = load_models(options)
-    arguments = with_lookup(arguments, pair)
+    pair, arguments = open_pair(options)
     conversation = Conversation(pair, options.system)
     how = ""
     if not pair.is_chat:

@@ -68,6 +68,24 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False, is_drafte
     add("--threads", type=thread_count, help="number of CPU threads (default: chosen by torch)")
 
 
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    """Add PROMPT, which [`prompt_of`] reads."""
+    held_out = "default: a held-out prompt from the target's folder, or a bundled one"
+    parser.add_argument(
+        "prompt", metavar="PROMPT", nargs="?", help=f"the text, or - to read it from stdin ({held_out})"
+    )
+
+
+def prompt_of(options: argparse.Namespace) -> str | None:
+    """Return the text of PROMPT or of stdin; None if there was none."""
+    prompt: str | None = options.prompt
+    if prompt == "-":
+        prompt = sys.stdin.read()
+    if prompt == "":
+        raise ValueError("PROMPT must be a text, got an empty one.")
+    return prompt
+
+
 def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int, lookup_tokens: int | None = None) -> None:
     """Add flags for how tokens are chosen, which [`choice_of`] reads; the target's configuration decides the rest."""
     add = group.add_argument

@@ -19,19 +19,21 @@ from hf_domino._common.errors import OWN, is_own
 from hf_domino._common.version import __version__
 from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
 
-# Name of a command, which is also the name of its module -> its line of help.
+# Name of a command, which is also the name of its module -> its line of help. The first five are those of a first day.
 SUMMARIES = {
     "generate": "Answer one prompt with a target and its drafter, or compare with the target alone.",
     "chat": "Chat with a target and its drafter, and see each round.",
-    "run": "Start a program in which every generate of the target uses a drafter.",
+    "bench": "Measure how fast your model generates with each method.",
     "check": "Check whether a drafter fits its target, and if it does not, why.",
     "train": "Train a drafter for a target, with a YAML file, flags or both.",
+    "explain": "Show which tokens the drafter wrote, on a page for your browser.",
+    "run": "Start a program in which every generate of the target uses a drafter.",
     "data": "Let a target write the training text of its drafter.",
-    "bench": "Measure how fast your model generates with each method.",
     "find": "List the drafters for a target on the Hub, and say which of them load.",
     "push": "Write a drafter's card, and publish its folder on the Hub.",
     "export": "Export a drafter for SGLang, vLLM and others.",
 }
+FIRST_DAY = ("generate", "chat", "bench", "check", "train")
 COMMANDS = {name: (f"hf_domino.cli.{name}", summary) for name, summary in SUMMARIES.items()}
 HELP = {"-h", "--help"}
 Commands = Mapping[str, tuple[str, str]]
@@ -82,13 +84,16 @@ def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str 
     Args:
         arguments (`Sequence[str]`): Command line without the program's name.
     """
-    parser = argparse.ArgumentParser(program, description="Domino speculative decoding for Hugging Face Transformers.")
+    parser = argparse.ArgumentParser(
+        program,
+        description="Domino speculative decoding for Hugging Face Transformers.",
+        epilog=_listed(commands, program),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"hf-domino {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (module, summary) in commands.items():
-        subparser = subparsers.add_parser(
-            name, help=summary, description=summary, formatter_class=_HelpFormatter, allow_abbrev=False
-        )
+        subparser = subparsers.add_parser(name, description=summary, formatter_class=_HelpFormatter, allow_abbrev=False)
         if arguments and arguments[0] == name:
             command = importlib.import_module(module)
             add = command.add_arguments
@@ -101,6 +106,19 @@ def parse(arguments: Sequence[str], commands: Commands = COMMANDS, program: str 
     if unknown:  # the error shows the usage of the command, not of the whole program
         subparsers.choices[options.command].error(f"unrecognized arguments: {' '.join(unknown)}")
     return options
+
+
+def _listed(commands: Commands, program: str) -> str:
+    """List the commands with their lines of help, those of a first day apart from the others."""
+    first = [name for name in FIRST_DAY if name in commands]
+    others = [name for name in commands if name not in first]
+    groups = {"commands of a first day": first, "more commands" if first else "commands": others}
+    width = max(map(len, commands)) + 2
+    lines = []
+    for title, names in groups.items():
+        if names:
+            lines += [f"{title}:", *(f"  {name:<{width}}{commands[name][1]}" for name in names), ""]
+    return "\n".join([*lines, f"{program} COMMAND --help shows the flags of a command, with examples."])
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

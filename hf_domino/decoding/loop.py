@@ -28,6 +28,7 @@ from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.policy import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import num_padding
+from hf_domino.decoding.recording import copied, open_record
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.tree import Tree, along
 from hf_domino.decoding.tree_support import why_chain
@@ -131,6 +132,7 @@ class Generation:
             lookup.padding = num_padding(call.input_ids, call.model_kwargs.get("attention_mask"))
         self.rows = list(range(call.batch_size))  # indices of the unfinished sequences in the batch
         self.noise: StepNoise | None = None  # stays None if the target does not sample
+        self.record = open_record()  # None unless somebody wants the proposals of all rounds
         self.is_stepwise = False  # whether rounds are verified one position at a time
         self._is_tried = False  # whether it is known if rounds can propose trees
         self.may_restart = True  # until something has seen the first scores, such as a processor, or drawn a token
@@ -231,6 +233,8 @@ class Generation:
         self.runner.reserve(prefixes)
         plan, noise, proposals = self._propose(prefixes)
         plan = plan.followed_with(proposals.num_nodes)
+        if self.record is not None:
+            self.record.append(copied(proposals))
         with self.executor.timer.phase("verify"):
             logits, captured = self.runner.forward_block(prefixes.last(), proposals)
             if self.is_stepwise:

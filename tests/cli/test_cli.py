@@ -140,7 +140,7 @@ shown = io.StringIO()
 for arguments in ([], ["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)):
     with contextlib.suppress(SystemExit), contextlib.redirect_stdout(shown):
         main(arguments)
-assert all(shown.getvalue().count(f"\\n    {name}") >= 2 for name in COMMANDS)
+assert all(shown.getvalue().count(f"\\n  {name} ") >= 2 for name in COMMANDS)
 assert f"hf-domino {__version__}\\n" in shown.getvalue()
 print({"torch", "transformers", "numpy", "rich", "huggingface_hub"} & set(sys.modules))
 """
@@ -224,3 +224,16 @@ def test_a_typo_is_named(typed, said, capsys):
 def test_documents_say_which_fields_hold_a_prompt(page):
     text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
     assert f"records with {PROMPT_FIELDS}" in " ".join(text.split())
+
+
+def test_the_commands_of_a_first_day_stand_apart(capsys):
+    assert ended("--help") == 0
+    first, more = capsys.readouterr().out.split("commands of a first day:")[1].split("more commands:")
+    listed = [re.findall(r"^  (\w+) ", part, flags=re.MULTILINE) for part in (first, more)]
+    assert listed[0] == ["generate", "chat", "bench", "check", "train"]
+    assert sorted(listed[0] + listed[1]) == sorted(cli.COMMANDS)
+
+
+def test_flags_may_have_another_name_than_their_field():
+    found = cli.parse(["data", "--target", "t", "--output", "o", "--num-examples=4", "--num-eval-examples", "2"])
+    assert (found.rows, found.eval_rows) == (4, 2)

@@ -11,10 +11,10 @@ from chats import write_lines
 from huggingface_hub.utils import are_progress_bars_disabled
 from rich.console import Console
 
-from hf_domino.cli import comparison
+from hf_domino.cli import answers
 from hf_domino.cli import main as cli
+from hf_domino.cli.answers import RoundPrinter
 from hf_domino.cli.exits import FAILED_CHECK
-from hf_domino.cli.streaming import RoundPrinter
 from hf_domino.evaluation.benchmark.timing import generate_timed
 from hf_domino.pair import load_pair
 from hf_domino.stats.decoding_stats import DecodingStats, Pause
@@ -41,7 +41,7 @@ def test_it_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(t
             drafter.stats.pauses, drafter.stats.num_paused = [Pause(1.25, 2.5, 3)], 14
         return output
 
-    monkeypatch.setattr(comparison, "generate_timed", watched)
+    monkeypatch.setattr(answers, "generate_timed", watched)
     assert compare(tiny_pair_folder, *FLAGS, "--lookup-tokens", "4", "def f(x):") == 0
     assert "def f(x):" in shown[0]
     assert "|" in shown[3]
@@ -57,7 +57,7 @@ def test_it_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(t
     monkeypatch.setattr("hf_domino._common.verdict.MIN_FORWARDS", 99)
     assert compare(tiny_pair_folder, *FLAGS) == 0
     assert re.search(r"\d+ forwards with the drafter are too few to time", capsys.readouterr().out)
-    monkeypatch.setattr(comparison.Comparison, "equal", property(lambda self: False))
+    monkeypatch.setattr(answers.Comparison, "equal", property(lambda self: False))
     assert compare(tiny_pair_folder, *FLAGS) == FAILED_CHECK
     assert "outputs: DIFFERENT (" in capsys.readouterr().out
     assert compare(tiny_pair_folder, *FLAGS, "--dtype", "bf16") == 0
@@ -66,9 +66,7 @@ def test_it_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(t
 
 def test_comparison_is_repeatable_and_rounds_cover_the_text(tiny_pair_folder):
     pair, arguments = load_pair(tiny_pair_folder), {"max_new_tokens": 24, "do_sample": False}
-    first, second = (
-        comparison.compare(pair, {"text": "def f(x):"}, arguments, 0, Console(quiet=True)) for _ in range(2)
-    )
+    first, second = (answers.compare(pair, {"text": "def f(x):"}, arguments, 0, Console(quiet=True)) for _ in range(2))
     assert first.equal
     assert torch.equal(first.assisted, second.assisted)
     assert first.acceptance_lengths == second.acceptance_lengths
@@ -149,7 +147,7 @@ def test_a_busy_machine_is_said(tiny_pair_folder, capsys, monkeypatch):
         generated.append(output)
         return output
 
-    monkeypatch.setattr(comparison, "generate_timed", paused)
+    monkeypatch.setattr(answers, "generate_timed", paused)
     assert compare(tiny_pair_folder, "--max-new-tokens", "60", "--threads", "1", "--drafter", "recycling") == 0
     *_, pause, last = capsys.readouterr().out.splitlines()
     busy = "other programs kept the machine busy (load 4.0 per core), so measure again when it is idle"

@@ -14,8 +14,8 @@ from rich.control import strip_control_codes
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino.cli import main as cli
+from hf_domino.cli.answers import RoundPrinter
 from hf_domino.cli.chat import Conversation
-from hf_domino.cli.streaming import RoundPrinter
 from hf_domino.pair import domino_folder, load_pair
 
 PROMPT = "def f(x):"

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import hf_domino
-from hf_domino.cli.streaming import round_of
+from hf_domino.cli.answers import round_of
 from hf_domino.data.writers import cut_at_end
 from hf_domino.decoding import candidate_generator, loop
 from hf_domino.decoding.estimates import Costs

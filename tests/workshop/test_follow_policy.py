@@ -19,9 +19,10 @@ def test_all_runs_write_the_same_completions(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    runs = {name: [row for row in rows if row["run"] == name] for name in ("plain", "frozen", "every_8", "every_2")}
+    names = ("plain", "frozen", "frozen_memory", "every_8", "every_8_memory", "every_2")
+    runs = {name: [row for row in rows if row["run"] == name] for name in names}
     rewards = [[row["reward"] for row in steps] for steps in runs.values()]
-    assert rewards == [rewards[0]] * 4
+    assert rewards == [rewards[0]] * 6
     assert [row["rollout/drafter_age"] for row in runs["every_2"]] == [1, 2, 1]
     assert [row["update_cpu_seconds"] > 0.1 for row in runs["every_2"]] == [False, False, True]
     assert "rollout/tokens_per_forward" not in runs["plain"][0]

@@ -5,7 +5,8 @@
 The reward is the share of capitals among the letters of a completion, which moves the policy away from the text that
 the drafter was trained on. Each run trains the same policy with the same seed, so all runs write the same completions,
 and their tokens per forward pass compare step by step. Rounds draft whole blocks, because shorter drafts and pauses
-depend on how busy the machine is. A row is one step of one run and is written when the step is done.
+depend on how busy the machine is. The runs whose names end in `memory` also look tokens up, in the other completions of
+the group and in those of earlier steps. A row is one step of one run and is written when the step is done.
 
 With `--work`, a command that is repeated goes on from the last checkpoint of a run, also to a larger number of steps.
 """
@@ -33,9 +34,11 @@ SAVE_STEPS = 10
 # Options of the callback by the name of a run; None for a training without it.
 RUNS: dict[str, dict[str, Any] | None] = {
     "plain": None,
-    "frozen": {},
-    "every_8": {"update_every": 8},
-    "every_2": {"update_every": 2},
+    "frozen": {"memory": False},
+    "frozen_memory": {},
+    "every_8": {"update_every": 8, "memory": False},
+    "every_8_memory": {"update_every": 8},
+    "every_2": {"update_every": 2, "memory": False},
 }
 FIGURES = ("reward", "completions/mean_length", "step_time")  # of TRL's log
 

@@ -237,6 +237,28 @@ def minutes(folder: Path, files: Sequence[str]) -> str:
     )
 
 
+def costs(folder: Path, files: Sequence[str]) -> str:
+    """What the trainings of Domino drafters took, a line for each file, and how many tokens a round then emitted."""
+    body = []
+    for name in files:
+        rows = read_runs(folder / name)
+        if "train_runtime" in rows[0]:  # runs that went on from each other
+            target = Path(name).parent.name.removesuffix("-domino")
+            seconds = sum(row["train_runtime"] for row in rows)
+            examples = int(rows[-1]["rows"].split()[0])
+            steps = sum(row["steps"] for row in rows)
+            length = rows[-1]["eval_walked_acceptance_length"]
+        else:  # runs that ended in time, of which the best one counts
+            best = max((row for row in rows if row["method"] == "domino"), key=lambda row: row["tokens_per_forward"])
+            target, seconds, steps = best["target"], best["cpu_seconds"], best["steps"]
+            examples = best["steps"] * best["rows"]
+            length = best["tokens_per_forward"]
+        hardware = rows[-1]["hardware"].split(",")[0].removesuffix(" without AMX")
+        cells = [f"{examples:,}", f"{steps:,}", f"{seconds / 60:.0f} min on {hardware}", f"{length:.2f}"]
+        body.append([f"[{target}]({name})", *cells])
+    return markdown_table(["examples", "steps", "time", "tokens a round"], body)
+
+
 def rollouts(folder: Path, files: Sequence[str]) -> str:
     """Tokens a forward of a policy's rollouts early and late in its training, and what following cost, by run."""
     rows = read_runs(folder / files[0])
@@ -300,6 +322,7 @@ TABLES = (
     kinds,
     trained,
     minutes,
+    costs,
     rollouts,
     recipe,
 )

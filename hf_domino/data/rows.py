@@ -12,7 +12,7 @@ import itertools
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,8 @@ from hf_domino.data.records import PlacedRecord, Source, at, from_files, from_ta
 
 READ_AS = 3  # part of the cache's key: raise it when the same text gives other examples
 ROWS_AT_ONCE = 1024
+# How records become examples: the tokenizer, the variables of the chat template, `max_length` and `vocab_size`.
+Reading = tuple[Any, Fields, int | None, int | None]
 NONE_LEFT = (
     "rows must hold at least one with two neighbouring tokens to learn, got none in {0} rows: raise max_length, or "
     "check the loss masks. {1}"
@@ -67,6 +69,17 @@ class RowCounts:
     without_anchor: int = 0
     unaligned: int = 0
     first_left_out: str | None = None
+
+    @classmethod
+    def sum(cls, parts: Iterable[RowCounts]) -> RowCounts:
+        """Add the counts of consecutive stretches of records."""
+        total = cls()
+        for part in parts:
+            for field in fields(cls):
+                if field.name != "first_left_out":
+                    setattr(total, field.name, getattr(total, field.name) + getattr(part, field.name))
+            total.first_left_out = total.first_left_out or part.first_left_out
+        return total
 
     @property
     def left_out(self) -> int:
@@ -145,10 +158,14 @@ class RowDataset(Dataset):
         return self.rows[index]
 
     def token_batches(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yield the concatenated token ids of several examples `[T]` with the lengths of these examples `[R]`."""
-        for batch in self.rows.with_format("arrow").iter(ROWS_AT_ONCE):
-            ids = batch["input_ids"].combine_chunks()
-            yield ids.flatten().to_numpy(), ids.value_lengths().to_numpy()
+        """Iterate over the concatenated token ids `[T]` of several examples with the lengths `[R]` of these."""
+        return _token_batches(self.rows)
+
+
+def _token_batches(rows: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    for batch in rows.with_format("arrow").iter(ROWS_AT_ONCE):
+        ids = batch["input_ids"].combine_chunks()
+        yield ids.flatten().to_numpy(), ids.value_lengths().to_numpy()
 
 
 def load_rows(
@@ -158,6 +175,7 @@ def load_rows(
     vocab_size: int | None = None,
     max_rows: int | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
 ) -> RowDataset:
     """Read and tokenize training files or a data set; the examples are kept in the cache of `datasets`.
 
@@ -178,6 +196,8 @@ def load_rows(
         max_rows (`int`, *optional*): Maximum number of records to read, starting with the first. Defaults to all.
         chat_template_kwargs (`Mapping`, *optional*): Variables for the chat template, such as
             `{"enable_thinking": False}`.
+        num_proc (`int`, *optional*): Number of processes that encode the records of files and of `datasets.Dataset`s.
+            Defaults to one.
 
     Returns:
         `RowDataset`: The examples, with the numbers of those that were left out in `counts`.
@@ -189,7 +209,8 @@ def load_rows(
     if not isinstance(path, Source):
         paths = [path] if isinstance(path, (str, Path)) else path
         path = from_files(paths)
-    return RowDataset(*_read(path, tokenizer, dict(chat_template_kwargs or {}), max_length, vocab_size, max_rows))
+    template_kwargs = dict(chat_template_kwargs or {})
+    return RowDataset(*_read(path, tokenizer, template_kwargs, max_length, vocab_size, max_rows, num_proc))
 
 
 class RowStream(IterableDataset):
@@ -248,6 +269,7 @@ def encode_dataset(dataset: Any, name: str, **options: Any) -> Any:
     if hasattr(dataset, "within"):
         return dataset.within(options["max_length"], options["vocab_size"], name)
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        options.pop("num_proc", None)
         return RowStream(dataset, name, **options)
     if len(dataset) and "hidden_states" in dataset[0]:  # a part of such examples, which are read in their own way
         return dataset
@@ -261,17 +283,17 @@ def _read(
     max_length: int | None,
     vocab_size: int | None,
     max_rows: int | None,
+    num_proc: int | None = None,
 ) -> tuple[Any, RowCounts]:
     """Read the examples of a source into a table, from the cache if it has them, and say what was left out."""
-    counts = RowCounts()
-    records = itertools.islice(source.records(), max_rows)
-    read = _usable(records, tokenizer, template_kwargs, max_length, vocab_size, counts)
+    reading = (tokenizer, template_kwargs, max_length, vocab_size)
     digest = source.fingerprint()
     if digest is None:
-        rows = _table(list(read))
+        counts = RowCounts()
+        rows = _table(list(_usable(itertools.islice(source.records(), max_rows), *reading, counts)))
     else:
         made_of = (source.name, digest, _description(tokenizer), max_length, vocab_size, max_rows, template_kwargs)
-        rows, counts = _cached(made_of, read, counts)
+        rows, counts = _cached(made_of, source, reading, max_rows, num_proc)
     description = counts.describe()
     if len(rows) and description:
         notice(f"{source.name}: {description}")
@@ -339,27 +361,55 @@ def _table(rows: Sequence[Example]) -> Any:
     return datasets.Dataset.from_dict({name: [row[name] for row in rows] for name in columns}, features=columns)
 
 
-def _cached(made_of: tuple[Any, ...], rows: Iterable[Example], counts: RowCounts) -> tuple[Any, RowCounts]:
-    """Read memory-mapped examples from the cache of `datasets`; the first process writes it while the others wait."""
-    from datasets import Dataset, Value
+def _cached(
+    made_of: tuple[Any, ...], source: Source, reading: Reading, max_rows: int | None, num_proc: int | None
+) -> tuple[Any, RowCounts]:
+    """Read memory-mapped examples from the cache of `datasets`; the first process writes it while the others wait.
+
+    With `num_proc`, each of so many processes encodes a stretch of the records. The examples are the same, and so is
+    their order.
+    """
+    from datasets import Dataset, Value, concatenate_datasets
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
 
-    def generate() -> Iterator[dict[str, Any]]:
-        yield from rows
-        # The counts are complete only after all examples, so an additional last row without tokens stores them.
-        yield {"input_ids": [], "loss_mask": [], "counts": json.dumps(asdict(counts))}
-
     columns = _columns()
     columns["counts"] = Value("string")
+    options: dict[str, Any] = {}
+    stretches: list[tuple[int, int | None]] = [(0, max_rows)]
+    if num_proc is not None and num_proc > 1:
+        total = sum(1 for _ in itertools.islice(source.records(), max_rows))
+        size = max(1, -(-total // num_proc))
+        stretches = [(start, min(start + size, total)) for start in range(0, total, size)] or stretches
+        options["num_proc"] = len(stretches)
+    options["gen_kwargs"] = {"source": source, "reading": reading, "stretches": stretches}
     digest = Hasher.hash((*made_of, READ_AS, __version__, transformers.__version__))
     try:
-        table = Dataset.from_generator(generate, columns, fingerprint=digest)
+        table = Dataset.from_generator(_generate, columns, fingerprint=digest, **options)
     except DatasetGenerationError as error:
+        if "num_proc" in options:  # the error of another process has lost its cause, so the record is read again here
+            for _ in _generate(**options["gen_kwargs"]):
+                pass
         raise error.__cause__ or error from None  # the cause names the record
-    last = len(table) - 1
-    counts = RowCounts(**json.loads(table[last]["counts"]))
-    return table.select(range(last)).remove_columns("counts"), counts
+    ends = np.flatnonzero(table.data["counts"].is_valid().to_numpy()).tolist()
+    starts = (0, *(end + 1 for end in ends[:-1]))
+    counts = RowCounts.sum(RowCounts(**json.loads(table[end]["counts"])) for end in ends)
+    parts = [table.select(range(start, end)).remove_columns("counts") for start, end in zip(starts, ends, strict=True)]
+    if len(parts) == 1:
+        return parts[0], counts
+    rows = concatenate_datasets(parts)
+    texts = (text for flat, lengths in _token_batches(rows) for text in np.split(flat, lengths.cumsum()[:-1]))
+    counts.copies = len(rows) - len({hash(text.tobytes()) for text in texts})  # also those of another stretch
+    return rows, counts
+
+
+def _generate(source: Source, reading: Reading, stretches: list[tuple[int, int | None]]) -> Iterator[Fields]:
+    """Yield the examples of some stretches of records, after each of them a row with their counts."""
+    for start, end in stretches:
+        counts = RowCounts()
+        yield from _usable(itertools.islice(source.records(), start, end), *reading, counts)
+        # Counts are complete only behind the examples, so an additional row without tokens stores them.
+        yield {"input_ids": [], "loss_mask": [], "counts": json.dumps(asdict(counts))}
 
 
 def count_tokens(rows: Iterable[Mapping[str, Sequence[int]]], vocab_size: int) -> np.ndarray:

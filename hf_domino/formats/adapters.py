@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -193,6 +195,24 @@ def trace_of_files(folder: Path) -> tuple:
         if isinstance(base, str) and base and Path(base).is_dir() and not Path(base).samefile(folder):
             trace += trace_of_files(Path(base).absolute())
     return trace
+
+
+def save_adapter(adapted: Any, folder: str | os.PathLike) -> None:
+    """Save the adapter of a drafter, without PEFT's own card, which would not describe a drafter.
+
+    Args:
+        adapted (`PeftModel`): The drafter in PEFT's wrapper.
+        folder (`str` or `PathLike`): The folder, which must exist.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as aside:
+        # To find out whether embeddings belong to the adapter, PEFT would ask the Hub for the drafter's vocabulary.
+        adapted.save_pretrained(aside, save_embedding_layers=False)
+        for path in Path(aside).iterdir():
+            place = Path(folder, path.name)
+            if place.is_dir():  # an adapter with a name of its own
+                shutil.rmtree(place)
+            if path.name != "README.md":
+                path.replace(place)
 
 
 def finish_saving(folder: str | os.PathLike, config: DominoConfig, is_adapter: bool) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -200,20 +200,9 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         """
         return restrict(self, token_ids)
 
-    def forward(self, *args: Any, within: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Run the method's `draft_states`, or any other function that uses the weights.
-
-        Args:
-            args, kwargs: Arguments of the method's `draft_states`.
-            within (`Callable`, *optional*): Function to call instead. Wrappers such as `DistributedDataParallel` track
-                gradients only for code that runs inside a forward.
-
-        Returns:
-            `torch.Tensor`: Draft hidden states `[B, Q, H]`, or what `within` returns.
-        """
-        if within is None:
-            return self.draft_states(*args, **kwargs)
-        return within()
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the method's `draft_states`, which has the same arguments; returns draft hidden states `[B, Q, H]`."""
+        return self.draft_states(*args, **kwargs)
 
     def get_input_embeddings(self) -> None:
         """Return None, because the embeddings are the target's; `accelerate` calls this to shard a model."""

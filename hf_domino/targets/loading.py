@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
 
+from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.errors import invalid_argument
 
 
@@ -28,6 +29,20 @@ class AutoTarget:
 
     from_pretrained = partial(_by_first, "from_pretrained")
     from_config = partial(_by_first, "from_config")
+
+
+def load_target(name: str, device: str, dtype: str = "auto") -> PreTrainedModel:
+    """Load a target from a folder or the Hub.
+
+    Args:
+        name (`str`): The folder or Hub name.
+        device (`str`): Type of the device on which the target will run.
+        dtype (`str`, *optional*, defaults to `"auto"`): dtype of the weights. With `"auto"`, it is that of the files,
+            or float32 on a CPU without instructions for bfloat16, which is many times as fast there.
+    """
+    if dtype == "auto" and fast_dtype(device) == torch.float32:
+        dtype = "float32"
+    return AutoTarget.from_pretrained(name, dtype=dtype)
 
 
 def place_target(target: PreTrainedModel, device: torch.device) -> None:

@@ -49,9 +49,11 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         # Without an accelerator, training runs on the CPU anyway. Setting it here makes bf16 work there, too.
         if not torch.accelerator.is_available():
             self.use_cpu = True
-        if self.fsdp or os.environ.get("ACCELERATE_USE_FSDP") == "true":
-            remedy = "Leave it out: a drafter fits on one device, and every process has its own."
-            raise invalid_argument("fsdp", "left out", self.fsdp or "ACCELERATE_USE_FSDP=true", remedy)
+        for name in ("fsdp", "deepspeed"):
+            variable = f"ACCELERATE_USE_{name.upper()}"
+            if getattr(self, name) or os.environ.get(variable) == "true":
+                remedy = "Leave it out: a drafter fits on one device, and every process has its own."
+                raise invalid_argument(name, "left out", getattr(self, name) or f"{variable}=true", remedy)
         super().__post_init__()
         self.accelerator_config.non_blocking = self.dataloader_pin_memory
         usual = DominoTrainingArguments
@@ -63,7 +65,7 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         for names, is_right, allowed in (
             ("max_length", lambda value: value >= 2, "at least 2"),
             (
-                "num_anchors lora_r lora_alpha "
+                "num_anchors lora_r lora_alpha dataset_num_proc "
                 "per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps",
                 lambda value: value >= 1,
                 "at least 1",

@@ -107,6 +107,7 @@ class TrainingFields:
         None,
         """Variables for the chat template, in the mode that you will use, as JSON: '{"enable_thinking": false}'.""",
     )
+    dataset_num_proc: int | None = option(None, "Number of processes that tokenize the records (default: one).")
     minutes: float | None = option(
         None,
         "Finish in about this many minutes, loading and evaluation included. Small steps are timed to choose steps, "
@@ -184,5 +185,6 @@ class TrainingFields:
 RECORDED = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
     *("optim", "weight_decay"),
-    *(field.name for field in fields(TrainingFields) if field.name != "use_peft"),  # the LoRA fields show it
+    # Not what the LoRA fields show, nor what changes no result.
+    *(field.name for field in fields(TrainingFields) if field.name not in ("use_peft", "dataset_num_proc")),
 )

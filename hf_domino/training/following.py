@@ -8,7 +8,6 @@ Shapes: B sequences, T prompt tokens.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -16,11 +15,11 @@ from transformers import PreTrainedModel
 
 from hf_domino.methods import DominoDraftModel
 from hf_domino.targets.view import TargetModel, input_device
+from hf_domino.training.drafter_training import DrafterTraining
 from hf_domino.training.fields import TrainingFields
 from hf_domino.training.muon import MuonWithAdamW
 from hf_domino.training.objective.anchors import collate_rows, sample_anchors
 from hf_domino.training.objective.forward import check_final
-from hf_domino.training.objective.objective import Objective
 
 STATE_FILE = "follower.pt"  # in the folder of a saved drafter
 MUON_RATE = 10  # Muon's learning rate divided by AdamW's, as in the defaults of a new drafter's training
@@ -48,7 +47,7 @@ class Follower:
         # Trainers switch the target back to training mode with each step, where dropout would use the random state.
         view = TargetModel(target.eval(), drafter.config.layer_ids(target.config))
         check_final(view)
-        self._objective = Objective(drafter, view, TrainingFields(), nullcontext)
+        self._training = DrafterTraining(drafter, view, TrainingFields())
         self._optimizer = MuonWithAdamW(drafter, MUON_RATE * learning_rate, learning_rate, weight_decay=0.0)
 
     def add(self, sequences: torch.Tensor, attention_mask: torch.Tensor | None, num_new: list[int]) -> None:
@@ -85,7 +84,8 @@ class Follower:
             batch = collate_rows([self.rows[index] for index in chosen], self._drafter.config.pad_token_id or 0)
             batch["anchors"] = sample_anchors(batch, NUM_ANCHORS, step)
             batch = {name: values.to(input_device(self._target)) for name, values in batch.items()}
-            losses = self._objective.score(batch, lambda_base=0.0)
+            self._training.label(batch)
+            losses = self._training(**batch, lambda_base=0.0)
             (losses.loss / batch["loss_weight"].clamp(min=1e-6)).backward(inputs=weights)
             self._optimizer.step()
             self._optimizer.zero_grad()

@@ -1,7 +1,8 @@
-"""Load the examples of a training from files or data sets, and choose the tokens that a drafter proposes."""
+"""Load the examples of a training from files or data sets, make a new drafter, and choose the tokens that it drafts."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.from_target import within_window
 from hf_domino.data.records import RECORD_SUFFIXES, Source, check_file, from_dataset, from_files
 from hf_domino.data.rows import count_tokens, load_rows, most_frequent
@@ -17,6 +19,7 @@ from hf_domino.formats.draft_vocabulary import d2t_of
 from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments
+from hf_domino.training.parts import BLOCK_SIZE
 
 SAME_TEXT = "the evaluation text is the training text, so its metrics say nothing about other text."
 FIRST_TOKENS = (
@@ -24,7 +27,31 @@ FIRST_TOKENS = (
     "chooses the most frequent ones of its text. In Python, use most_frequent(count_tokens(rows, vocab_size), {0}) of "
     "hf_domino.data, and DominoDraftModel.restricted."
 )
+SHORT_BLOCK = 8  # block size of a new drafter with `minutes`: in a short training, longer blocks gain less
 FEW_ROWS = 64  # distinct examples; a useful training has thousands
+
+
+def new_drafter(
+    target: PreTrainedModel,
+    tokenizer: Any,
+    args: DominoTrainingArguments,
+    overrides: Mapping[str, Any] | None = None,
+) -> DominoDraftModel:
+    """Make a new drafter for a target.
+
+    Args:
+        target (`PreTrainedModel`): The target.
+        tokenizer (`PreTrainedTokenizerBase`, *optional*): Its tokenizer, for the mask token.
+        args (`DominoTrainingArguments`): Arguments, of which `max_length` and `minutes` are read.
+        overrides (`Mapping`, *optional*): Fields of the configuration that do not follow the target.
+    """
+    fields = dict(overrides or {})
+    config = DominoConfig.for_target(target.config, tokenizer, **fields)
+    if config.draft_window_size is None and "draft_window_size" not in config.fixed:
+        config.draft_window_size = min(args.max_length, config.max_position_embeddings)
+    if args.minutes is not None and BLOCK_SIZE not in fields:
+        config.block_size = min(config.block_size, SHORT_BLOCK)
+    return DominoDraftModel(config)
 
 
 def sources_of(data: DataArguments) -> dict[str, Source]:
@@ -66,7 +93,13 @@ def load_training_rows(
     sources = sources_of(data)
     rows = {
         use: load_rows(
-            source, tokenizer, args.max_length, vocab_size, getattr(data, f"max_{use}_rows"), args.template_kwargs
+            source,
+            tokenizer,
+            args.max_length,
+            vocab_size,
+            getattr(data, f"max_{use}_rows"),
+            args.template_kwargs,
+            args.dataset_num_proc,
         )
         for use, source in sources.items()
     }

@@ -38,6 +38,11 @@ POLYNOMIALS = (
 MARGIN = 1.01  # allows for rounding in each iteration: beyond their range, polynomials of degree 5 diverge
 
 
+def muon_factory() -> type[MuonWithAdamW]:
+    """Return the class that Transformers' trainer calls with the model and the options; it asks for a factory."""
+    return MuonWithAdamW
+
+
 def trains_with_muon(name: str, parameter: torch.Tensor) -> bool:
     """Return whether Muon trains a parameter of a model: a matrix that is neither an embedding nor one like it."""
     return parameter.ndim == 2 and not any(part in name for part in BY_TOKEN)

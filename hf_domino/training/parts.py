@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def choose_parts(given: Any, drafter: DominoDraftModel, args: DominoTrainingArgu
                 )
         for adapter in given.peft_config.values():
             check_start(adapter, "the adapter to train")
-        return _without_card(given)
+        return given
     config = drafter.config
     for name, parameter in drafter.named_parameters():
         if name.split(".")[0] in config.frozen:
@@ -103,14 +102,7 @@ def add_lora(drafter: DominoDraftModel, args: DominoTrainingArguments) -> Any:
         expected = f"'all-linear', or among {', '.join(layers)}"
         raise invalid_argument("lora_target_modules", expected, unknown, "Give the names of layers, or how these end.")
     sizes: dict[str, Any] = {"r": args.lora_r, "lora_alpha": args.lora_alpha, "lora_dropout": args.lora_dropout}
-    return _without_card(get_peft_model(drafter, LoraConfig(**sizes, target_modules=wanted)))
-
-
-def _without_card(adapted: Any) -> Any:
-    """Keep PEFT from writing its own card, which would not describe a drafter, and from looking for embeddings."""
-    adapted.create_or_update_model_card = lambda *_: None  # the trainer writes the card
-    adapted.save_pretrained = partial(adapted.save_pretrained, save_embedding_layers=False)
-    return adapted
+    return get_peft_model(drafter, LoraConfig(**sizes, target_modules=wanted))
 
 
 def adaptable_layers(drafter: DominoDraftModel) -> dict[str, bool]:

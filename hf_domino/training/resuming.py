@@ -104,7 +104,9 @@ def find_checkpoint(args: DominoTrainingArguments, config: DominoConfig, overwri
 def last_checkpoint(output_dir: str | Path) -> str | None:
     """Find the newest complete checkpoint in a folder, which does not have to exist; print which ones are skipped."""
     steps = {path: path.name.removeprefix(f"{PREFIX_CHECKPOINT_DIR}-") for path in Path(output_dir).glob("*-*")}
-    found = sorted((path for path, step in steps.items() if step.isdigit()), key=lambda path: -int(steps[path]))
+    # At step 0, nothing was trained yet.
+    numbered = (path for path, step in steps.items() if step.isdigit() and int(step))
+    found = sorted(numbered, key=lambda path: -int(steps[path]))
     if partial := [path.name for path in found if not is_whole(path)]:
         notice(f"{output_dir}: unfinished {', '.join(partial)} of an interrupted run is ignored.")
     return next((str(path) for path in found if is_whole(path)), None)

@@ -17,7 +17,6 @@ from transformers import AutoTokenizer, PreTrainedModel, set_seed
 from transformers.integrations import integration_utils
 
 from hf_domino._common.atomic_writes import MAKE_ROOM, check_writable, needing_room, write_atomic
-from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.errors import invalid_argument, is_own
 from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
@@ -26,12 +25,12 @@ from hf_domino.formats.fields import CONVOLUTION
 from hf_domino.formats.source import has_model
 from hf_domino.methods import DominoDraftModel
 from hf_domino.targets.identity import identify
-from hf_domino.targets.loading import AutoTarget, place_target
+from hf_domino.targets.loading import load_target, place_target
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
-from hf_domino.training.loading import load_training_rows, sources_of, take_frequent_tokens
+from hf_domino.training.loading import load_training_rows, new_drafter, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, extend_drafter, fields_of_head
 from hf_domino.training.plan import follow_minutes, forget_plan, print_requirements, resume_plan
 from hf_domino.training.resuming import RUN_FILE, asked_checkpoint, delete_run, find_checkpoint, lock_folder
@@ -43,7 +42,6 @@ PACKAGES = {
     "comet_ml": "comet",
     "flyte": "flytekit",
 }  # names in Transformers' checks, if they differ
-SHORT_BLOCK = 8  # block size of a new drafter with `minutes`: in a short training, longer blocks gain less
 
 
 def train(names: ModelArguments, shape: DrafterArguments, data: DataArguments, args: DominoTrainingArguments) -> bool:
@@ -115,21 +113,13 @@ def make_trainer(
 ) -> tuple[DominoTrainer, str | None]:
     """Make the trainer of a run that began at `since` (by `time.perf_counter`), and find the checkpoint to resume."""
     tokenizer = AutoTokenizer.from_pretrained(names.target)
-    dtype = names.target_dtype
-    if dtype == "auto" and fast_dtype(args.device.type) == torch.float32:
-        dtype = "float32"  # many times as fast as 16 bits on such a CPU
-    target = AutoTarget.from_pretrained(names.target, dtype=dtype)
+    target = load_target(str(names.target), args.device.type, names.target_dtype)
     if not names.cache_hidden_states:  # with which the target does not run in training
         place_target(target, args.device)
     set_seed(args.seed)  # for a new drafter's weights; the trainer sets it again for the order of the examples
     overrides = shape.overrides()
     if names.drafter is None:
-        config = DominoConfig.for_target(target.config, tokenizer, **overrides)
-        if config.draft_window_size is None and "draft_window_size" not in config.fixed:
-            config.draft_window_size = min(args.max_length, config.max_position_embeddings)
-        if args.minutes is not None and BLOCK_SIZE not in overrides:
-            config.block_size = min(config.block_size, SHORT_BLOCK)
-        drafter = DominoDraftModel(config)
+        drafter = new_drafter(target, tokenizer, args, overrides)
     else:
         drafter = extend_drafter(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)

@@ -8,43 +8,46 @@ uninterrupted one, and gradient accumulation or several processes give the same 
 
 from __future__ import annotations
 
-import copy
 import itertools
 import json
-import shutil
+import logging
+import os
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel, Trainer
+from transformers import AutoTokenizer, PreTrainedModel, Trainer, TrainerCallback, TrainerState, set_seed
+from transformers.trainer import TRAINING_ARGS_NAME
 from transformers.trainer_pt_utils import LengthGroupedSampler
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.data.rows import encode_dataset
-from hf_domino.formats.adapters import finish_saving
+from hf_domino.formats.adapters import finish_saving, save_adapter
 from hf_domino.methods import DominoDraftModel
+from hf_domino.pair import find_drafter, find_target
 from hf_domino.targets.compatibility import check_causal, check_target, drafter_of
 from hf_domino.targets.identity import identify, weights_digest
-from hf_domino.targets.loading import place_target
+from hf_domino.targets.loading import load_target, place_target
 from hf_domino.targets.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.drafter_training import DrafterTraining
 from hf_domino.training.evidence.acceptance import first_examples, simulated_metrics
 from hf_domino.training.evidence.card import write_card
-from hf_domino.training.evidence.meter import Meter, show_less
+from hf_domino.training.evidence.meter import Meter, print_less
 from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.folder import CachedRows
-from hf_domino.training.loading import notice_default_draft_vocabulary
-from hf_domino.training.losses.eager import lambda_base_at
-from hf_domino.training.muon import MuonWithAdamW
+from hf_domino.training.loading import new_drafter, notice_default_draft_vocabulary
+from hf_domino.training.losses.eager import DraftLosses, lambda_base_at
+from hf_domino.training.muon import muon_factory
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors
 from hf_domino.training.objective.forward import Batch, check_final
-from hf_domino.training.objective.objective import Objective
 from hf_domino.training.parts import choose_parts
 from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, fixed_args, last_checkpoint
 
@@ -69,18 +72,22 @@ class DominoTrainer(Trainer):
     number if that text is the target's own greedy continuation.
 
     Args:
-        model (`DominoDraftModel` or `PeftModel`): The drafter. It is trained in fp32, whatever dtype it was loaded in.
-            If PEFT wraps it, or with `use_peft`, only the adapter is trained and saved.
-        target (`PreTrainedModel`): The target. It is frozen (`requires_grad_(False)`, evaluation mode) and never saved.
-            It is moved to the training device, unless a `device_map`, offloading or sharding has placed its parts.
-        args (`DominoTrainingArguments`): Training arguments.
+        model (`DominoDraftModel`, `PeftModel` or `str`): The drafter, or its folder or Hub name. It is trained in fp32,
+            whatever dtype it was loaded in. If PEFT wraps it, or with `use_peft`, only the adapter is trained and
+            saved. Without `target`, `model` is the target, for which a new Domino drafter is made.
+        target (`PreTrainedModel` or `str`, *optional*): The target, or its folder or Hub name. It is frozen
+            (`requires_grad_(False)`, evaluation mode) and never saved. It is moved to the training device, unless a
+            `device_map`, offloading or sharding has placed its parts.
+        args (`DominoTrainingArguments`, *optional*): Training arguments. Defaults to those that `hf-domino train` has,
+            with a folder like `Qwen3-0.6B-Domino` for the results.
         data_collator (*optional*): Defaults to [`~training.objective.anchors.collate_rows`] with the drafter's pad
             token.
         train_dataset, eval_dataset (*optional*): [`~data.rows.RowDataset`]s, or records with `messages`, `prompt`
             and `completion`, `text` or `input_ids`: a list, a data set or a stream, which the trainer reads and cuts to
             `max_length` as [`~data.load_rows`] does with files. With [`~training.CachedRows`], the target does not run.
             If you pass your own `data_collator`, the data sets are used as they are.
-        processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text.
+        processing_class (`PreTrainedTokenizerBase`, *optional*): The target's tokenizer, for records with text. It is
+            loaded if the target is given by its name.
         kwargs: Further arguments of [`~transformers.Trainer`].
 
     Raises:
@@ -115,62 +122,74 @@ class DominoTrainer(Trainer):
 
     def __init__(
         self,
-        model: DominoDraftModel,
-        target: PreTrainedModel,
-        args: DominoTrainingArguments,
+        model: DominoDraftModel | PreTrainedModel | str | os.PathLike,
+        target: PreTrainedModel | str | os.PathLike | None = None,
+        args: DominoTrainingArguments | None = None,
         data_collator: Any = None,
         train_dataset: Any = None,
         eval_dataset: Any = None,
         processing_class: Any = None,
         **kwargs: Any,
     ):
-        given = model
-        model = drafter_of(model) or model
-        check_target(model.config, target)
-        model.config.vocab_size = target.config.get_text_config(decoder=True).vocab_size  # it is saved for this target
-        check_causal(target)
-        model.config.check_supports("training")
+        given, target_model, args, processing_class = _loaded(model, target, args, processing_class)
+        drafter = drafter_of(given) or given
+        check_target(drafter.config, target_model)
+        text_config = target_model.config.get_text_config(decoder=True)
+        drafter.config.vocab_size = text_config.vocab_size  # it is saved for this target
+        check_causal(target_model)
+        drafter.config.check_supports("training")
         if args.gradient_checkpointing:
-            model.config.check_supports("gradient_checkpointing")
+            drafter.config.check_supports("gradient_checkpointing")
         for name in UNUSED_FUNCTIONS:
             if kwargs.get(name) is not None:
                 raise invalid_argument(name, "left out", kwargs[name], f"It would never be called: {INSTEAD}")
         if args.n_gpu > 1:
             raise invalid_argument("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
-        notice_default_draft_vocabulary(model)
+        notice_default_draft_vocabulary(drafter)
         self._reading: dict[str, Any] | None = None
         if data_collator is None:
             multiple = 1
             if args.is_static:
                 multiple = -(-args.max_length // LENGTHS)
-            data_collator = partial(collate_rows, pad_token_id=model.config.pad_token_id or 0, multiple=multiple)
+            data_collator = partial(collate_rows, pad_token_id=drafter.config.pad_token_id or 0, multiple=multiple)
             self._reading = {
-                "tokenizer": processing_class, "max_length": min(args.max_length, model.config.max_position_embeddings),
-                "vocab_size": model.config.vocab_size, "chat_template_kwargs": args.template_kwargs,
-            }  # fmt: skip
+                "tokenizer": processing_class,
+                "max_length": min(args.max_length, drafter.config.max_position_embeddings),
+                "vocab_size": drafter.config.vocab_size,
+                "chat_template_kwargs": args.template_kwargs,
+                "num_proc": args.dataset_num_proc,
+            }
         train_dataset = self._read(train_dataset, "train_dataset")
         eval_dataset = self._read(eval_dataset, "eval_dataset")
         # Epoch of the examples that are collated next, in memory that the data loader's processes share.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
-        self._base = weights_digest(model) if args.use_peft else None
+        self._base = weights_digest(drafter) if args.use_peft else None
+        if args.muon_learning_rate is not None and kwargs.get("optimizers", (None,))[0] is None:
+            rates = {"muon_lr": args.muon_learning_rate, "adamw_lr": args.learning_rate}
+            muon = (muon_factory, rates | {"weight_decay": args.weight_decay})
+            kwargs.setdefault("optimizer_cls_and_kwargs", muon)
         super().__init__(
-            model=choose_parts(given, model, args).float(), args=args, data_collator=data_collator,
+            model=choose_parts(given, drafter, args).float(), args=args, data_collator=data_collator,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
         )  # fmt: skip
+        self.label_names = ["loss_mask"]  # a batch with this column is evaluated
         # `compute_loss` already divides by the weights of the whole step, so Transformers must not divide by the number
         # of micro-batches.
         self.model_accepts_loss_kwargs = True
-        self.drafter = model
-        place_target(target, args.device)
-        self.target = TargetModel(target.requires_grad_(False).eval(), model.config.layer_ids(target.config))
-        self.objective = Objective(model, self.target, args, self.accelerator.autocast)
+        self.drafter = drafter
+        place_target(target_model, args.device)
+        self.target = TargetModel(
+            target_model.requires_grad_(False).eval(), drafter.config.layer_ids(target_model.config)
+        )
+        self.drafter_training = DrafterTraining(drafter, self.target, args)
         self._losses: list[tuple[int, torch.Tensor]] = []  # steps and their losses that are not yet checked
         self._order = torch.Generator()  # of examples that are grouped by length
         self._sampler: Any = None
         self._new_tokens = torch.zeros((), dtype=torch.int64, device=args.device)  # not yet counted in the state
-        self.meter = Meter(model.config, args.device)
-        show_less(self.callback_handler.callbacks)
+        self.meter = Meter(drafter.config, args.device)
+        self.add_callback(_OwnSteps())
+        print_less(self)
 
     def _read(self, dataset: Any, name: str) -> Any:
         """Read a data set like a file of the same records, unless its items are for a collator of one's own."""
@@ -196,24 +215,16 @@ class DominoTrainer(Trainer):
             with self.accelerator.autocast():
                 check_final(self.target)
         self._clock = time.monotonic()
-        return super().train(checkpoint, *args, **kwargs)
+        with _quiet_about_steps():
+            return super().train(checkpoint, *args, **kwargs)
 
-    def _init_training_state(self, max_steps: int, *args: Any, **kwargs: Any) -> tuple[int, int]:
-        """Log, evaluate and save as often as this run asks; Transformers would keep the checkpoint's steps and warn."""
-        asked = self.args
-        self.args = copy.copy(self.args)
-        self.args.__dict__.update(logging_steps=None, eval_steps=None, save_steps=None)
-        epochs_and_steps = super()._init_training_state(max_steps, *args, **kwargs)
-        self.args = asked
-        self.state.compute_steps(asked, max_steps)
-        return epochs_and_steps
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Create the optimizer: Muon with AdamW if `muon_learning_rate` is set, otherwise the one named by `optim`."""
-        rate = self.args.muon_learning_rate
-        if rate is not None and self.optimizer is None:
-            self.optimizer = MuonWithAdamW(self.drafter, rate, self.args.learning_rate, self.args.weight_decay)
-        return super().create_optimizer(*args, **kwargs)
+    def _wrap_model(self, model: Any, training: bool = True, dataloader: Any = None) -> Any:
+        """Return what computes the loss, wrapped for several processes or compiled; `self.model` is what is saved."""
+        if not training:
+            return self.drafter_training
+        if model is self.model:
+            return self.accelerator.prepare_model(self.drafter_training)
+        return model  # wrapped by an earlier call of `train`
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Any:
         """Return the sampler that the arguments ask for, without reading hidden states to learn the lengths."""
@@ -240,7 +251,7 @@ class DominoTrainer(Trainer):
         batches = list(itertools.islice(epoch_iterator, num_batches))
         sums = torch.zeros(2, device=device)  # loss weights, tokens
         for batch in batches:
-            self.objective.label(batch)
+            self.drafter_training.label(batch)
             sums += torch.stack((batch["loss_weight"], batch["attention_mask"].sum().float())).to(device)
         total, num_tokens = self.accelerator.reduce(sums, "sum")
         self._new_tokens += num_tokens.long()
@@ -248,10 +259,15 @@ class DominoTrainer(Trainer):
 
     def compute_loss(
         self, model: nn.Module, inputs: Batch, return_outputs: bool = False, num_items_in_batch: Any = None
-    ) -> torch.Tensor:
-        """Compute this process's share of the loss of one micro-batch, scaled for the averaging of gradients."""
+    ) -> Any:
+        """Compute this process's share of the loss of one micro-batch, scaled for the averaging of gradients.
+
+        In evaluation, compute the published loss of a batch instead. Both add the batch to a meter.
+        """
+        if not model.training:
+            return self._evaluate_batch(model, inputs)
         step = self.state.global_step
-        losses = model(within=partial(self.objective.score, inputs, self.lambda_base(step)))
+        losses = model(**inputs, lambda_base=self.lambda_base(step))
         self._losses.append((step + 1, losses.loss.detach()))
         if not self.args.is_static:
             self._check_new_losses()
@@ -259,6 +275,20 @@ class DominoTrainer(Trainer):
         self.meter.add(losses, inputs, total)
         # Gradients are averaged over the processes, but `total` is the sum over all of them.
         return losses.loss / total * self.accelerator.num_processes
+
+    def _evaluate_batch(self, model: nn.Module, inputs: Batch) -> tuple[torch.Tensor, DraftLosses]:
+        """Score an evaluation batch, and add its sums to the evaluation's meter."""
+        state = self.accelerator.gradient_state
+        # With several processes, the last batches repeat the first examples, which must not count twice.
+        if state.end_of_dataloader and state.remainder > 0:
+            size = len(inputs["loss_mask"])
+            inputs["loss_mask"][max(state.remainder - self.args.process_index * size, 0) :] = 0
+        inputs["anchors"] = sample_anchors(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
+        self.drafter_training.label(inputs, evaluating=True)
+        with self.accelerator.autocast():
+            losses = model(**inputs)
+        self._evaluation_meter.add(losses, inputs)
+        return losses.corrected / inputs["loss_weight"].clamp(min=1e-6), losses
 
     def _check_new_losses(self) -> None:
         """Raise a `ValueError` if a new loss is not finite in some process; a GPU checks only when a line is logged."""
@@ -277,22 +307,6 @@ class DominoTrainer(Trainer):
         if not isinstance(eval_dataset, str):
             eval_dataset = self._read(eval_dataset, "eval_dataset")
         return super().evaluate(eval_dataset, *args, **kwargs)
-
-    def prediction_step(
-        self, model: nn.Module, inputs: Batch, prediction_loss_only: bool, ignore_keys: list[str] | None = None
-    ) -> tuple[torch.Tensor, None, None]:
-        """Score one evaluation batch and add its sums to the evaluation's meter."""
-        inputs = self._prepare_inputs(inputs)
-        state = self.accelerator.gradient_state
-        # With several processes, the last batches repeat the first examples, which must not count twice.
-        if state.end_of_dataloader and state.remainder > 0:
-            size = len(inputs["loss_mask"])
-            inputs["loss_mask"][max(state.remainder - self.args.process_index * size, 0) :] = 0
-        inputs["anchors"] = sample_anchors(inputs, self.args.num_anchors, self.args.seed, EVALUATION_STREAM)
-        with torch.no_grad():
-            losses = self.objective.score(inputs)
-        self._evaluation_meter.add(losses, inputs)
-        return losses.corrected / inputs["loss_weight"].clamp(min=1e-6), None, None
 
     def evaluation_loop(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
         """Evaluate with the same anchors every time, then simulate rounds over the first `walk_rows` examples."""
@@ -355,30 +369,78 @@ class DominoTrainer(Trainer):
         self.state.num_input_tokens_seen += int(self._new_tokens)
         self._new_tokens.zero_()
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the drafter; if a weight is not finite, raise a `ValueError` and write nothing."""
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Save the drafter or its adapter with everything beside it, or raise an error if a weight is not finite."""
         check_weights(self.drafter, self.state.global_step)
-        super().save_model(output_dir, _internal_call)
-
-    def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self._count_tokens()
-        checkpoint = Path(self._get_output_dir(trial), f"{PREFIX_CHECKPOINT_DIR}-{self.state.global_step}")
-        if not self.state.global_step:  # nothing was trained yet
-            shutil.rmtree(checkpoint, ignore_errors=True)
+        if not self.args.should_save:
             return
-        if self.args.should_save:  # mark an earlier run's checkpoint as unfinished before its files are overwritten
-            (checkpoint / STATE_FILE).unlink(missing_ok=True)
-        super()._save_checkpoint(model, trial)
+        folder = Path(output_dir or str(self.args.output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        if folder.name.startswith(PREFIX_CHECKPOINT_DIR):  # an earlier run's is not complete any more
+            (folder / STATE_FILE).unlink(missing_ok=True)
+        is_adapter = self.model is not self.drafter
+        if is_adapter:
+            save_adapter(self.model, folder)
+        else:
+            self.drafter.config.__dict__.pop("use_cache", None)  # Transformers sets it; a drafter has no such option
+            self.drafter.save_pretrained(folder, state_dict=state_dict)
+        if self.processing_class is not None:
+            self.processing_class.save_pretrained(folder)
+        torch.save(self.args, folder / TRAINING_ARGS_NAME)
+        kept = fixed_args(self.args) | {BASE_DIGEST: self._base}
+        Path(folder, RUN_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        finish_saving(folder, self.drafter.config, is_adapter)
 
     def _save_rng_state(self, output_dir: str) -> None:
         super()._save_rng_state(output_dir)
         self.accelerator.wait_for_everyone()  # the state is written next, and it marks the checkpoint as complete
 
-    def _save(self, output_dir: str | None = None, *args: Any, **kwargs: Any) -> None:
-        self.drafter.config.__dict__.pop("use_cache", None)  # the trainer sets it, but a drafter has no such option
-        super()._save(output_dir, *args, **kwargs)
-        if self.args.should_save:
-            folder = output_dir or str(self.args.output_dir)
-            kept = fixed_args(self.args) | {BASE_DIGEST: self._base}
-            Path(folder, RUN_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
-            finish_saving(folder, self.drafter.config, is_adapter=self.model is not self.drafter)
+
+def _loaded(
+    model: Any, target: Any, args: DominoTrainingArguments | None, tokenizer: Any
+) -> tuple[Any, PreTrainedModel, DominoTrainingArguments, Any]:
+    """Load what is given by its name, and make a new drafter and arguments if there are none."""
+    is_new = target is None
+    if is_new:
+        model, target = None, model
+        if drafter_of(target) is not None:
+            remedy = "Pass it, or its folder or Hub name: DominoTrainer(drafter, target, ...)."
+            raise invalid_argument("target", "given with a drafter", None, remedy)
+    name = getattr(target, "name_or_path", target)
+    if args is None:
+        args = DominoTrainingArguments(f"{Path(str(name) or 'drafter').name}-Domino")
+    if isinstance(target, (str, os.PathLike)):
+        name = find_target(str(target), "target")
+        if tokenizer is None:
+            tokenizer = AutoTokenizer.from_pretrained(name)
+        target = load_target(name, args.device.type)
+    if is_new:
+        set_seed(args.seed)
+        model = new_drafter(target, tokenizer, args)
+    elif isinstance(model, (str, os.PathLike)):
+        model = DominoDraftModel.from_pretrained(find_drafter(str(model), "model"), dtype=torch.float32)
+    return model, target, args, tokenizer
+
+
+class _OwnSteps(TrainerCallback):
+    """Lets a resumed run log, evaluate and save as often as it asks for itself, not as often as the earlier one."""
+
+    def on_train_begin(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        """Forget how often the checkpoint's run did so."""
+        state.compute_steps(args, state.max_steps)
+
+
+@contextmanager
+def _quiet_about_steps() -> Iterator[None]:
+    """Keep Transformers from warning that a resumed run logs or saves at other steps, which it may (`_OwnSteps`)."""
+    logger = logging.getLogger("transformers.trainer_utils")
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "do not match the ones in the `trainer_state.json`" not in record.getMessage()
+
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)

@@ -12,7 +12,7 @@ from hf_domino.decoding.drafting import DraftSession
 from hf_domino.formats.loading import interpret
 from hf_domino.targets.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.objective.objective import Objective
+from hf_domino.training.drafter_training import DrafterTraining
 from hf_domino.training.resuming import check_resumable
 
 
@@ -124,7 +124,7 @@ def test_what_it_lacks_is_refused_by_name(wide, whole):
 def test_weights_of_the_loss_fall_by_a_fifth_with_each_draft(wide, whole, tmp_path):
     view, arguments = TargetModel(wide), DominoTrainingArguments(str(tmp_path), report_to="none")
     batch = {"input_ids": torch.arange(12)[None], "loss_mask": torch.ones(1, 12), "anchors": torch.tensor([[2]])}
-    Objective(whole, view, arguments, None).label(batch)
+    DrafterTraining(whole, view, arguments).label(batch)
     torch.testing.assert_close(batch["weights"][0, 0], 0.8 ** torch.arange(4.0))
 
 

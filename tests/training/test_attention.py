@@ -12,7 +12,7 @@ def losses_and_gradients(drafter, trainer, rows):
     batch = collate_rows(rows)
     batch["anchors"] = sample_anchors(batch, 12, 4)
     drafter.train().zero_grad()
-    losses = trainer.objective.score(batch, lambda_base=0.4)
+    losses = trainer.drafter_training(**batch, lambda_base=0.4)
     losses.loss.backward()
     return [losses.base, losses.corrected, *(parameter.grad.clone() for parameter in drafter.parameters())]
 

@@ -124,6 +124,8 @@ def test_several_gpus_in_a_process_and_shards_are_refused(
         make_trainer(make_drafter(target), greedy_rows)
     with pytest.raises(ValueError, match="fsdp must be left out, got 'full_shard'"):
         DominoTrainingArguments(str(tmp_path), fsdp="full_shard")
+    with pytest.raises(ValueError, match=r"deepspeed must be left out, got 'zero.json'"):
+        DominoTrainingArguments(str(tmp_path), deepspeed="zero.json")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")  # by a configuration of accelerate's
     with pytest.raises(ValueError, match="fsdp must be left out, got 'ACCELERATE_USE_FSDP=true'"):
         DominoTrainingArguments(str(tmp_path))

@@ -85,12 +85,12 @@ def test_what_is_trained_is_what_is_loaded(shape, target, make_drafter, make_tra
         for weight in trained.values():
             weight.normal_(std=0.2)
     batch = trainer.get_train_dataloader().collate_fn(greedy_rows[:3])
-    loss = trainer.objective.score(dict(batch), 0.5).loss
+    loss = trainer.drafter_training(**batch, lambda_base=0.5).loss
     loss.backward()
     assert [name for name, weight in trained.items() if weight.grad is None or not weight.grad.any()] == []
     trainer.model.merge_adapter()
     with torch.no_grad():
-        merged = trainer.objective.score(dict(batch), 0.5).loss
+        merged = trainer.drafter_training(**batch, lambda_base=0.5).loss
     torch.testing.assert_close(merged, loss.detach(), atol=1e-4, rtol=1e-4)
 
 

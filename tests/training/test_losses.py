@@ -196,11 +196,11 @@ def test_losses_and_gradients_equal_the_naive_ones(index, name, target, make_dra
         drafter = drafter.restricted(ids)
     expected, weight = naive_losses(drafter, target, batch, 0.3, options, ids)
     wanted = torch.autograd.grad(0.5 * expected, list(drafter.parameters()), allow_unused=True)
-    objective = make_trainer(drafter, greedy_rows, **options, loss_decay=4.0).objective
+    training = make_trainer(drafter, greedy_rows, **options, loss_decay=4.0).drafter_training
     for max_logits, gathers in ((2**26, True), (3 * len(ids), False)):  # one chunk, and many
-        objective.max_logits, objective.gathers = max_logits, gathers
-        objective.label(batch)
-        losses = objective.score(batch, 0.3)
+        training.max_logits, training.gathers = max_logits, gathers
+        training.label(batch)
+        losses = training(**batch, lambda_base=0.3)
         torch.testing.assert_close(losses.loss, expected, **TOLERANCE)
         torch.testing.assert_close(batch["loss_weight"].item(), weight, **TOLERANCE)
         found = torch.autograd.grad(0.5 * losses.loss, list(drafter.parameters()), allow_unused=True)
@@ -211,7 +211,7 @@ def test_losses_and_gradients_equal_the_naive_ones(index, name, target, make_dra
 def test_every_parameter_has_a_gradient(supervised, target, make_drafter, make_trainer, greedy_rows):
     drafter, batch = make_drafter(target), make_batch()
     batch["loss_mask"] *= supervised
-    loss = make_trainer(drafter, greedy_rows).objective.score(batch, float(supervised)).loss
+    loss = make_trainer(drafter, greedy_rows).drafter_training(**batch, lambda_base=float(supervised)).loss
     loss.backward()
     assert bool(loss) == bool(supervised)
     assert [name for name, parameter in drafter.named_parameters() if parameter.grad is None] == []

@@ -64,7 +64,7 @@ def test_a_step_reads_nothing(make_drafter, target, make_trainer, greedy_rows, s
 
     def step():
         (inputs,), total = trainer.get_batch_samples(iter([dict(batch)]), 1, META)
-        trainer.training_step(trainer.drafter, inputs, total)
+        trainer.training_step(trainer.drafter_training, inputs, total)
         nn.utils.clip_grad_norm_(trainer.drafter.parameters(), 1.0)
         trainer.optimizer.step()
         trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)

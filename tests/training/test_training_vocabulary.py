@@ -23,7 +23,9 @@ def test_labels_that_are_not_drafted_are_misses(target, make_drafter, make_train
     drafter = make_drafter(target, projector_type="dflash").restricted(IDS)
     batch = make_batch()
     with torch.no_grad():
-        scored = make_trainer(drafter, greedy_rows).objective.score(batch)
+        training = make_trainer(drafter, greedy_rows).drafter_training
+        training.label(batch, evaluating=True)
+        scored = training(**batch)
         hits = {
             (block, k): IDS[int(base.argmax())] == label
             for block, k, base, _, _, label in naive_positions(drafter, target, batch, target.lm_head.weight[IDS])

@@ -31,7 +31,7 @@ def write_card(trainer: Any, name: str | None, target: str | None, metadata: Map
         facts[f"{use} rows left out"] = getattr(rows, "counts", RowCounts()).left_out or None
     facts["rows per step"] = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
     facts |= {"block_size": config.block_size, "draft_vocab_size": config.draft_vocab_size}
-    facts |= {field: getattr(args, field) for field in RECORDED} | {"loss_decay": trainer.objective.loss_decay}
+    facts |= {field: getattr(args, field) for field in RECORDED} | {"loss_decay": trainer.drafter_training.loss_decay}
     versions = ", ".join(f"{package} {made[package]}" for package in ("hf_domino", "torch", "transformers"))
     facts |= {"hardware": made["hardware"], "versions": versions, "date": made["date"]}
     known = {field: value for field, value in metadata.items() if value}

@@ -7,12 +7,11 @@ Shapes: B batch, N blocks per sequence, K block size, P proposals.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
-from transformers import PrinterCallback, ProgressCallback
+from transformers import PrinterCallback, ProgressCallback, Trainer
 
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.training.losses.eager import DraftLosses
@@ -73,12 +72,29 @@ class Meter:
         return means
 
 
-def show_less(callbacks: Sequence[Any]) -> None:
-    """Make a trainer's callbacks print only the metrics that fit into a line."""
-    for callback in callbacks:
-        if type(callback) in (PrinterCallback, ProgressCallback):
+def _shown(logs: dict[str, float]) -> dict[str, float]:
+    return {name: logs[name] for name in SHOWN if name in logs} or logs
 
-            def show(*args: Any, on_log: Any = callback.on_log, logs: dict[str, float], **kwargs: Any) -> None:
-                on_log(*args, logs={name: logs[name] for name in SHOWN if name in logs} or logs, **kwargs)
 
-            vars(callback)["on_log"] = show
+class ShortPrinter(PrinterCallback):
+    """Prints only the metrics that fit into a line."""
+
+    def on_log(self, *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        """Print a log."""
+        super().on_log(*args, logs=_shown(logs), **kwargs)
+
+
+class ShortProgress(ProgressCallback):
+    """Shows the progress bar, and prints only the metrics that fit into a line."""
+
+    def on_log(self, *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
+        """Print a log above the bar."""
+        super().on_log(*args, logs=_shown(logs), **kwargs)
+
+
+def print_less(trainer: Trainer) -> None:
+    """Let a trainer print only the metrics that fit into a line, unless a callback of another class prints them."""
+    for theirs, ours in ((PrinterCallback, ShortPrinter), (ProgressCallback, ShortProgress)):
+        if any(type(callback) is theirs for callback in trainer.callback_handler.callbacks):
+            trainer.remove_callback(theirs)
+            trainer.add_callback(ours)

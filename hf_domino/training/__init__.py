@@ -1,4 +1,4 @@
-"""Train drafters: the trainer, its arguments, and the acceptance length simulated over existing text."""
+"""Train drafters: the trainer, its arguments and its module, and acceptance lengths simulated over existing text."""
 
 from typing import TYPE_CHECKING
 
@@ -6,6 +6,7 @@ from hf_domino._common.late import late
 
 if TYPE_CHECKING:
     from hf_domino.training.arguments import DominoTrainingArguments
+    from hf_domino.training.drafter_training import DrafterTraining
     from hf_domino.training.evidence.acceptance import simulate_acceptance
     from hf_domino.training.hidden_states.folder import CachedRows
     from hf_domino.training.hidden_states.writing import StateWriter
@@ -15,6 +16,7 @@ __all__ = [
     "CachedRows",
     "DominoTrainer",
     "DominoTrainingArguments",
+    "DrafterTraining",
     "StateWriter",
     "simulate_acceptance",
 ]
@@ -23,6 +25,7 @@ __all__ = [
 _LATER = {
     "simulate_acceptance": "evidence.acceptance",
     "DominoTrainingArguments": "arguments",
+    "DrafterTraining": "drafter_training",
     "CachedRows": "hidden_states.folder",
     "StateWriter": "hidden_states.writing",
     "DominoTrainer": "trainer",

@@ -115,7 +115,7 @@ def test_what_it_lacks_is_refused_by_name(wide, whole):
     methods = "Domino or DFlash or DSpark or DFlash 2 or DFly or XPress"
     with pytest.raises(ValueError, match=f"with cache_implementation='static' must be {methods}, got"):
         generate(wide, whole, PROMPTS[0][None], cache_implementation="static")
-    with pytest.raises(ValueError, match="norm_output of a Domino drafter must be False, got True"):
+    with pytest.raises(ValueError, match="norm_output of a Domino drafter must be left out"):
         DominoConfig(norm_output=True)
     with pytest.raises(ValueError, match="fc_norm must be False with norm_before_fc=True, got True"):
         build(wide, "normed", fc_norm=True)

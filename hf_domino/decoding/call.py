@@ -17,19 +17,53 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.output import CommittedSequences
+from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.runner import GrowingRunner, TargetRunner
 from hf_domino.decoding.sampling import TokenDistribution
+from hf_domino.decoding.static.drafting import StaticDraftSession
 from hf_domino.decoding.static.graphs import compile_options
 from hf_domino.decoding.static.runner import StaticRunner
 from hf_domino.decoding.static.workspace import CAPACITY_STEP, Workspace, take_workspace
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import ContextCache
 from hf_domino.stats.phases import PhaseTimer
 from hf_domino.targets.view import TargetModel, input_device
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts that the rounds of a call run with; all of them share one executor."""
+
+    distribution: TokenDistribution  # the target's distribution of the next token
+    session: DraftSession
+    runner: TargetRunner
+
+
+def growing_session(
+    drafter: DominoDraftModel,
+    target: TargetModel,
+    distribution: TokenDistribution,
+    executor: Executor | None = None,
+    context: ContextCache | None = None,
+) -> DraftSession:
+    """Create a session that drafts without a fixed shape.
+
+    Args:
+        drafter ([`DominoDraftModel`]): The drafter.
+        target ([`TargetModel`]): The target.
+        distribution ([`TokenDistribution`]): The target's distribution. Drafts ignore processors that keep state.
+        executor ([`Executor`], *optional*): Calls the functions of a round.
+        context ([`ContextCache`], *optional*): The drafter's context of an earlier call, to continue from.
+    """
+    if drafter.config.learns_while_drafting:
+        return RecyclingSession(drafter, target, distribution.without_state(), executor)
+    return GrowingDraftSession(drafter, target, distribution.without_state(), executor, context=context)
 
 
 @dataclass(frozen=True)
@@ -64,21 +98,42 @@ class Call:
         """The collector of hidden states and attentions, if the caller wants them."""
         return StepOutputs(self.config)
 
-    def executor(self) -> Executor:
-        """Create the executor, which calls the functions of a round or captures them."""
-        compiling = compile_options(self.model, self.config)
+    def parts(self, context: ContextCache | None = None) -> Parts:
+        """Create the parts that the rounds run with. Nothing else decides whether their shapes are fixed.
+
+        Args:
+            context ([`ContextCache`], *optional*): The drafter's context of an earlier call, to continue from. Rounds
+                of fixed shape begin anew.
+        """
+        drafter = self.drafter
+        target = TargetModel(self.model, drafter.config.layer_ids(self.model.config))
+        distribution = TokenDistribution(self.processors, self.stops)
         timer = PhaseTimer(device=input_device(self.model))
+        compiling = compile_options(self.model, self.config)
         if not self.is_fixed:
-            return Executor(timer)
-        self.drafter.config.check_supports("cache_implementation='static'")
-        cache = self.model_kwargs[CACHE]
-        device = self.input_ids.device
+            executor = Executor(timer)
+            session = growing_session(drafter, target, distribution, executor, context)
+            runner = GrowingRunner(target, self.model_kwargs, executor, self.step_outputs.forward_kwargs)
+            return Parts(distribution, session, runner)
+        drafter.config.check_supports("cache_implementation='static'")
+        workspace = self._workspace(compiling)
+        workspace.timer = timer
+        distribution.hold(workspace.hold_on_device)
+        is_returned = bool(self.config.return_dict_in_generate)
+        room = (self.widest, self.longest)
+        static = StaticRunner(target, drafter, self.model_kwargs, workspace, is_returned, room)
+        draft_distribution = distribution.without_state()
+        return Parts(distribution, StaticDraftSession(drafter, target, draft_distribution, workspace), static)
+
+    def _workspace(self, compiling: dict[str, Any] | None) -> Workspace:
+        """Take or make a workspace, given the options with which its functions are compiled, if they are."""
         if compiling:  # a minute for each capacity
             num_positions = self.longest
         else:
             num_positions = min(self.longest, self._shortest)
+        cache = self.model_kwargs[CACHE]
+        device = self.input_ids.device
         workspace = take_workspace(self.model, self.drafter, cache, num_positions, self.batch_size, device)
-        workspace.timer = timer
         workspace.graphs.options = compiling
         workspace.min_batch_size = self.batch_size if compiling else 1
         return workspace
@@ -112,21 +167,6 @@ class Call:
         """Positions of the largest block. It can begin at the last position, and all its proposals can be rejected."""
         config = self.drafter.config
         return max(config.num_draft_tokens, config.fixed_tree_size or 0) + 1
-
-    def distribution(self, executor: Executor) -> TokenDistribution:
-        """Create the target's distribution of the next token."""
-        distribution = TokenDistribution(self.processors, self.stops)
-        if isinstance(executor, Workspace):
-            distribution.hold(executor.hold_on_device)
-        return distribution
-
-    def runner(self, target: TargetModel, executor: Executor) -> TargetRunner:
-        """Create the runner, which runs the target."""
-        if isinstance(executor, Workspace):
-            is_returned = bool(self.config.return_dict_in_generate)
-            room = (self.widest, self.longest)
-            return StaticRunner(target, self.drafter, self.model_kwargs, executor, is_returned, room)
-        return GrowingRunner(target, self.model_kwargs, executor, self.step_outputs.forward_kwargs)
 
     def committed(self, streamer: BaseStreamer | None) -> CommittedSequences:
         """Create the committed sequences, which begin with the prompts."""

@@ -25,16 +25,13 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.decoding.caches import unrewindable
-from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
-from hf_domino.decoding.executor import Executor
+from hf_domino.decoding.call import growing_session
+from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.policy import most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup, num_padding
-from hf_domino.decoding.recycling import RecyclingSession
 from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.static.drafting import StaticDraftSession
-from hf_domino.decoding.static.workspace import Workspace
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
@@ -65,10 +62,8 @@ class DominoCandidateGenerator(CandidateGenerator):
             that keep no state. Defaults to none.
         model_kwargs (`dict`, *optional*): The keyword arguments of the target's forward. They are not kept, because
             every call of `get_candidates` passes them again, but it is checked that their cache can be rewound.
-        distribution ([`TokenDistribution`], *optional*): The distribution of the next token, with the stopping criteria
-            of the call. The package's own loop passes it in place of `logits_processor`.
-        executor ([`Executor`], *optional*): Calls or captures the functions of a round. The package's own loop passes
-            it.
+        session ([`DraftSession`], *optional*): The session that drafts. The package's own loop passes it in place of
+            `logits_processor`, for a pair and a call that it has validated.
 
     Raises:
         ValueError: If `assistant_model` is not a drafter of this package, or does not fit the target, or if the cache
@@ -108,31 +103,28 @@ class DominoCandidateGenerator(CandidateGenerator):
         logits_processor: LogitsProcessorList | None = None,
         model_kwargs: dict[str, Any] | None = None,
         *,
-        distribution: TokenDistribution | None = None,
-        executor: Executor | None = None,
+        session: DraftSession | None = None,
     ):
-        drafter: DominoDraftModel = fitting_drafter(assistant_model, target_model, "assistant_model")
-        cache = (model_kwargs or {}).get(CACHE)
-        if cache is not None and (kind := unrewindable(cache)):
-            remedy = "It cannot be rewound after a rejection, as windows of a static cache cannot; "
-            remedy += "leave cache_implementation unset."
-            raise invalid_argument(f"the layers of {CACHE}", "ones that drop their last positions", kind, remedy)
+        if session is None:
+            drafter = fitting_drafter(assistant_model, target_model, "assistant_model")
+            _check_cache(model_kwargs or {})
+            target = TargetModel(target_model, drafter.config.layer_ids(target_model.config))
+            stops = KnownStops(frozenset(eos_ids_of(generation_config)), generation_config.max_length)
+            session = growing_session(
+                drafter, target, TokenDistribution(logits_processor or LogitsProcessorList(), stops)
+            )
+        self.session = session  # drafts, and keeps the context between rounds
+        drafter = session.drafter
         self.assistant_model = drafter
-        self.target = TargetModel(target_model, drafter.config.layer_ids(target_model.config))
+        self.target = session.target
         self.num_assistant_tokens = most_proposals(drafter, target_model, generation_config)
         wants_states = bool(generation_config.return_dict_in_generate and generation_config.output_hidden_states)
         self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)
-        self.executor = executor or Executor()
-        if distribution is None:
-            stops = KnownStops(frozenset(eos_ids_of(generation_config)), generation_config.max_length)
-            distribution = TokenDistribution(logits_processor or LogitsProcessorList(), stops)
-        self.distribution = distribution.without_state()
         self._do_sample = bool(generation_config.do_sample)
         self.policy = policy_for(
-            self, drafter, target_model, self.num_assistant_tokens, self._do_sample, self.executor.is_fixed
+            self, drafter, target_model, self.num_assistant_tokens, self._do_sample, session.executor.is_fixed
         )
         self.lookup = PromptLookup.of_call(generation_config, drafter, self.target.text_config.vocab_size)
-        self._session = self._new_session()
         # The remaining attributes serve the interface of Transformers' loop.
         self._stats = DecodingStats.of_rows(self.num_assistant_tokens, 1)
         self._plan: Plan | None = None
@@ -144,10 +136,6 @@ class DominoCandidateGenerator(CandidateGenerator):
 
     # --- the interface for the package's own loop -------------------------------------------------------------------
 
-    def continue_from(self, context: ContextCache | None) -> None:
-        """Continue from the drafter's context of an earlier call. Only rounds without a fixed shape can do this."""
-        self._session = self._new_session(context)
-
     def observe_prompt(self, captured: Sequence[torch.Tensor], length: int, mask: torch.Tensor | None = None) -> None:
         """Store the target's hidden states of the prompt.
 
@@ -158,11 +146,11 @@ class DominoCandidateGenerator(CandidateGenerator):
                 cached before.
             mask (`torch.Tensor`, *optional*): Attention mask `[B, length]`, which is 0 at padding.
         """
-        self._session.observe(tuple(captured), length, mask)
+        self.session.observe(tuple(captured), length, mask)
 
     def observe_block(self, captured: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
         """Store the hidden states `[B, W, H]` of the first `counts` positions of each sequence's verified block."""
-        self._session.observe_block(tuple(captured), counts)
+        self.session.observe_block(tuple(captured), counts)
 
     def plan(
         self, prefixes: Prefixes, positions_left: int | None = None, may_branch: Callable[[], bool] = bool
@@ -196,11 +184,11 @@ class DominoCandidateGenerator(CandidateGenerator):
         """
         if plan.offer is not None:
             return Tree(self.lookup.proposals(plan.offer, prefixes))
-        return self._session.propose(prefixes, plan.length, noise, plan.arm.tree_size, plan.least_chance)
+        return self.session.propose(prefixes, plan.length, noise, plan.arm.tree_size, plan.least_chance)
 
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
         """Show the target's logits `[B, N + 1, V]` of a verified block to a drafter that learns while it generates."""
-        self._session.learn(prefixes, proposals, logits)
+        self.session.learn(prefixes, proposals, logits)
 
     def observe_round(self, outcome: Outcome, seconds: float) -> None:
         """Record how many tokens a round emitted and how long it took, so that later plans can use it."""
@@ -209,31 +197,17 @@ class DominoCandidateGenerator(CandidateGenerator):
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these of the B sequences, in this order."""
-        self._session.select(rows)
+        self.session.select(rows)
 
     def context(self) -> ContextCache | None:
         """The keys and values of all context so far, for a later call; None if the method keeps no context."""
-        return self._session.context()
-
-    @property
-    def session(self) -> DraftSession:
-        """The session that drafts, and that keeps the context between rounds."""
-        return self._session
-
-    def _new_session(self, context: ContextCache | None = None) -> DraftSession:
-        drafter = self.assistant_model
-        target = self.target
-        if isinstance(self.executor, Workspace):
-            return StaticDraftSession(drafter, target, self.distribution, self.executor)
-        if drafter.config.learns_while_drafting:
-            return RecyclingSession(drafter, target, self.distribution, self.executor)
-        return GrowingDraftSession(drafter, target, self.distribution, self.executor, context=context)
+        return self.session.context()
 
     def _room(self, length: int, positions_left: int | None) -> int:
         """The largest number of proposals after a sequence of this length."""
         # A draft may extend past the length limit, and prompt lookup may extend past it no further than a draft does.
         most = max(self.num_assistant_tokens, self.lookup.most)
-        wanted = self.distribution.stops.room(length)
+        wanted = self.session.distribution.stops.room(length)
         if wanted is not None:
             most = min(most, max(wanted, self.assistant_model.config.num_draft_tokens))
         if positions_left is None:
@@ -326,7 +300,7 @@ class DominoCandidateGenerator(CandidateGenerator):
     def _positions_left(self, length: int) -> int | None:
         """How many proposals have room after a text of this length in the target and in the loop's cache."""
         # Unlike the caches of the package's own loop, a static cache of Transformers ends where the text does.
-        left = [self.distribution.stops.room(length)]
+        left = [self.session.distribution.stops.room(length)]
         if (limit := self.target.position_limit) is not None:
             left.append(limit - length)
         return min((count for count in left if count is not None), default=None)
@@ -360,3 +334,12 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.learn(self._prefixes, self._proposals, outputs.logits[:, -width:])
         # Copied, because a compiled forward writes its next states to the same memory, maybe before the next draft.
         self.observe_block(tuple(states[:, : num_matches + 1].clone() for states in captured), [num_matches + 1])
+
+
+def _check_cache(model_kwargs: dict[str, Any]) -> None:
+    """Raise an error for a cache that Transformers' loop could not rewind."""
+    cache = model_kwargs.get(CACHE)
+    if cache is not None and (kind := unrewindable(cache)):
+        remedy = "It cannot be rewound after a rejection, as windows of a static cache cannot; "
+        remedy += "leave cache_implementation unset."
+        raise invalid_argument(f"the layers of {CACHE}", "ones that drop their last positions", kind, remedy)

@@ -5,79 +5,51 @@ with the highest base logits are corrected. The pool already considers logits pr
 in advance: a token that they force is a candidate, and a token that they forbid is not. Drafts change slightly, but the
 output does not.
 
-Shapes: B sequences, L branches of each, P proposals, N tokens chosen so far, M candidates per position, D tokens of the
-draft vocabulary (all V of the target or fewer).
+Shapes: B sequences, P proposals, M candidates per position, D tokens of the draft vocabulary (all V of the target or
+fewer).
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 import torch
 
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.processors import CHECKS_DISTRIBUTION, PREFIX_FREE
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.scores import CandidateScores, Scores
+from hf_domino.decoding.scores import Scores
 from hf_domino.methods import DominoDraftModel
 
 EXACT_POOL_SIZE = 128  # candidates per depth of a tree if `draft_pool_size` is None, with which chains use all tokens
 
 
-class CandidatePool:
-    """The candidates of one block, to whose logits it also applies the draft distribution.
+def pool_columns(
+    base_logits: torch.Tensor,
+    size: int,
+    distribution: TokenDistribution,
+    prefixes: Prefixes,
+    noise: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Choose the candidates of each position, the most likely tokens; returns their columns `[B, P, M]`.
 
     Args:
         base_logits (`torch.Tensor`): Base logits `[B, P, D]`.
-        size (`int`): Number of candidates per position (M); they are the most likely tokens.
+        size (`int`): Number of candidates per position (M).
         distribution ([`TokenDistribution`]): The distribution that drafts are chosen from. It must pass [`fits_pool`].
         prefixes ([`Prefixes`]): The tokens so far of the B sequences.
-        noise (`torch.Tensor`, *optional*): The noise that drafts are drawn with, `[B, P, D]` or for more positions.
+        noise (`torch.Tensor`, *optional*): The noise that drafts are drawn with, `[B, P, D]`.
     """
-
-    def __init__(
-        self,
-        base_logits: torch.Tensor,
-        size: int,
-        distribution: TokenDistribution,
-        prefixes: Prefixes,
-        noise: torch.Tensor | None = None,
-    ):
-        self._distribution = distribution
-        self._prefixes = prefixes
-        self._vocab_size = distribution.vocabulary.total(base_logits.shape[2])
-        likely = base_logits
-        if lifting := [effect for effect in distribution.effects if effect.may_lift]:
-            foreseen = Scores(distribution.vocabulary.scatter(base_logits).flatten(0, 1), base_logits.dtype)
-            known = prefixes.foreseen(base_logits.shape[1])
-            for effect in lifting:
-                effect.apply(foreseen, known)
-            likely = distribution.vocabulary.gather(foreseen.tensor).view_as(base_logits)
-        if noise is not None:
-            # An unlikely token can only be drawn if its noise favours it, so such tokens move up. Tokens that the noise
-            # does not favour keep their scores, because top-k and top-p depend on the likely tokens.
-            favour = noise[:, : likely.shape[1]].clamp_max(1.0).log().neg()
-            likely = likely.float() / distribution.temperature + favour
-        self.columns = likely.topk(size, dim=2).indices  # [B, P, M]
-        self.token_ids = distribution.vocabulary.ids(self.columns)
-        self.logits = base_logits.gather(2, self.columns)
-
-    def scores(self, logits: torch.Tensor, proposals: torch.Tensor) -> torch.Tensor:
-        """Process the logits of the candidates that follow the tokens chosen so far; the scores are in fp32.
-
-        Args:
-            logits (`torch.Tensor`): Logits `[B, M]`, or `[B * L, M]` for L branches of each sequence.
-            proposals (`torch.Tensor`): The tokens chosen so far, `[B, N]` or `[B * L, N]`.
-        """
-        if not self._distribution.effects:
-            return self._distribution.process(logits, self._prefixes)
-        branches = len(proposals) // len(self.token_ids)
-        changeable = partial(
-            CandidateScores,
-            vocab_size=self._vocab_size,
-            token_ids=self.token_ids[:, proposals.shape[1]].repeat_interleave(branches, dim=0),
-        )
-        return self._distribution.process(logits, self._prefixes.branches(branches).along(proposals, 1), changeable)
+    likely = base_logits
+    if lifting := [effect for effect in distribution.effects if effect.may_lift]:
+        foreseen = Scores(distribution.vocabulary.scatter(base_logits).flatten(0, 1), base_logits.dtype)
+        known = prefixes.foreseen(base_logits.shape[1])
+        for effect in lifting:
+            effect.apply(foreseen, known)
+        likely = distribution.vocabulary.gather(foreseen.tensor).view_as(base_logits)
+    if noise is not None:
+        # An unlikely token can only be drawn if its noise favours it, so such tokens move up. Tokens that the noise
+        # does not favour keep their scores, because top-k and top-p depend on the likely tokens.
+        likely = likely.float() / distribution.temperature + noise.clamp_max(1.0).log().neg()
+    return likely.topk(size, dim=2).indices
 
 
 def fits_pool(distribution: TokenDistribution) -> bool:

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from hf_domino.decoding.branches import AutoregressiveBranches, CorrectedBranches, DraftBranches
+from hf_domino.decoding.branches import Branches, draft_distribution
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.growing import grow
-from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.tree import Tree, along
+from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
+from hf_domino.methods.scorer import along
 from hf_domino.targets.view import Captured, TargetModel
 
 MAX_WAITING = 256  # how many context positions rounds without drafts may collect before they are stored in the cache
@@ -51,9 +51,10 @@ class DraftSession(ABC):
     ):
         self.drafter = drafter
         self.target = target
-        self.distribution = distribution
         drafter.vocabulary.prepare(target)
         self.executor = executor or Executor()
+        self.scorer = drafter.scorer(target, reads_host=not self.executor.is_fixed)
+        self.distribution = draft_distribution(self.scorer, distribution)
 
     def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
         """Store the target's hidden states at the last positions of a prompt, up to the one before the next anchor."""
@@ -119,7 +120,8 @@ class DraftSession(ABC):
         most: int,
     ) -> Tree:
         """Choose a chain of proposals, one after the other."""
-        return Tree(self._branches_of(hidden, prefixes, distribution, noise, most).chain())
+        self._begin(hidden[:, :most], prefixes.last())
+        return Tree(Branches(self.scorer, prefixes, distribution, noise, most).chain())
 
     def grow_tree(
         self,
@@ -132,12 +134,13 @@ class DraftSession(ABC):
         least_chance: float,
     ) -> Tree:
         """Choose a tree of proposals; see [`grow`]."""
-        branches = self._branches_of(hidden, prefixes, distribution, noise, most, True)
+        self._begin(hidden[:, :most], prefixes.last())
+        branches = Branches(self.scorer, prefixes, distribution, noise, most, is_tree=True)
         return grow(branches, num_nodes, least_chance, self._ends)
 
-    def _branches_of(self, *arguments: Any) -> DraftBranches:
-        """The branches of this round. The arguments are those of [`DraftBranches`] from `hidden` on."""
-        return CorrectedBranches(self.drafter, self.target, *arguments)
+    def _begin(self, hidden: torch.Tensor, anchors: torch.Tensor) -> None:
+        """Begin a round of the scorer, given the draft hidden states `[B, P, H]` after the anchors `[B, 1]`."""
+        self.scorer.begin(hidden, anchors)
 
     @abstractmethod
     def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
@@ -160,10 +163,6 @@ class GrowingDraftSession(DraftSession):
         super().__init__(*arguments)
         drafter = self.drafter
         self._cache = context or drafter.new_context()
-        self._table: InputTable | None = None
-        # On other devices, the host would have to wait for the token ids before it could look them up.
-        if drafter.head and drafter.head.gru is not None and drafter.device.type == "cpu":
-            self._table = InputTable(drafter.head.gru, self.target)
         self._device = drafter.device  # stored, because the property searches the drafter's parameters each time
         self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and stored in the cache
         self._positions: list[torch.Tensor] = []  # their absolute positions, [B, C] each
@@ -200,7 +199,7 @@ class GrowingDraftSession(DraftSession):
         """Store all context observed so far in the cache, and return the cache."""
         if self._captured:
             with self.executor.timer.phase("draft"):
-                self._draft(self._anchors[:, :0])
+                self.drafter.store(self._taken(), self._cache)
         return self._cache
 
     def select(self, rows: Sequence[int]) -> None:
@@ -213,29 +212,24 @@ class GrowingDraftSession(DraftSession):
             self._new_counts = [self._new_counts[row] for row in rows]
         self._anchors = self._anchors[kept]
 
-    def _branches_of(self, *arguments: Any) -> DraftBranches:
-        """The branches of this round. The arguments are those of [`DraftBranches`] from `hidden` on."""
-        branches = self.drafter.branches(self.target, arguments[0], self._anchors, self._cache)
-        if branches is not None:
-            return AutoregressiveBranches(branches, self.drafter, self.target, *arguments)
-        return CorrectedBranches(self.drafter, self.target, *arguments, table=self._table)
+    def _begin(self, hidden: torch.Tensor, anchors: torch.Tensor) -> None:
+        self.scorer.begin(hidden, anchors, self._anchors, self._cache)
 
     def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
-        """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`.
-
-        With anchors `[B, 0]` it only stores the context.
-        """
+        """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`."""
         assert self._anchors.numel(), "observe the context before proposing"
-        new = None
-        if self._captured:
-            layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
-            features = self.drafter.fuse_context([states.to(self._device) for states in layers])
-            new = NewContext(features, torch.cat(self._positions, dim=1), self._new_counts)
-        draft_hidden = self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, last_tokens)
+        new = self._taken() if self._captured else None
+        return self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, last_tokens)
+
+    def _taken(self) -> NewContext:
+        """Take the new context, fused, out of what has been collected."""
+        layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
+        features = self.drafter.fuse_context([states.to(self._device) for states in layers])
+        new = NewContext(features, torch.cat(self._positions, dim=1), self._new_counts)
         self._captured = []
         self._positions = []
         self._num_waiting = 0
-        return draft_hidden
+        return new
 
 
 def _last_of_each(

@@ -18,7 +18,7 @@ import heapq
 
 import torch
 
-from hf_domino.decoding.branches import DraftBranches
+from hf_domino.decoding.branches import Branches
 from hf_domino.decoding.tree import Tree
 
 NUM_BRANCHES = 8  # enough for trees of 32 nodes
@@ -27,7 +27,7 @@ NUM_BRANCHES = 8  # enough for trees of 32 nodes
 BRANCHING = 6
 
 
-def grow(branches: DraftBranches, num_nodes: int, least_chance: float = 0.0, ends: torch.Tensor | None = None) -> Tree:
+def grow(branches: Branches, num_nodes: int, least_chance: float = 0.0, ends: torch.Tensor | None = None) -> Tree:
     """Grow trees of the most likely nodes, with their chances.
 
     On a CPU, the host reads the chances of the children at each depth. It stops extending branches whose chance is too
@@ -35,15 +35,15 @@ def grow(branches: DraftBranches, num_nodes: int, least_chance: float = 0.0, end
     host, and all shapes are fixed.
 
     Args:
-        branches ([`DraftBranches`]): Provides the children of each depth.
+        branches ([`Branches`]): Provides the children of each depth.
         num_nodes (`int`): Maximum number of nodes (N).
         least_chance (`float`, *optional*, defaults to 0.0): Nodes that are less likely to be accepted are left out. It
             only has an effect if the host reads the chances.
         ends (`torch.Tensor`, *optional*): End-of-text tokens. If they are passed, nothing is copied to the host even on
             a CPU, so that the function can be captured. Defaults to the end-of-text tokens of the distribution.
     """
-    num_rows = len(branches.texts)
-    device = branches.texts.device
+    num_rows = len(branches.prefixes.ids)
+    device = branches.prefixes.ids.device
     is_read = ends is None and device.type == "cpu"
     if ends is None:
         ends = torch.tensor(sorted(branches.distribution.stops.eos_token_ids), dtype=torch.long, device=device)
@@ -70,7 +70,7 @@ def grow(branches: DraftBranches, num_nodes: int, least_chance: float = 0.0, end
         places = torch.arange(num_found, num_found + width, device=device).expand(num_rows, -1)
         num_found += values.shape[1]
         values = values[:, :width].masked_fill(torch.isin(tokens, ends), 0.0)  # nothing grows after a text's end
-    return _best_of(found, num_nodes, least_chance, is_read, branches.min_nodes)
+    return _best_of(found, num_nodes, least_chance, is_read, branches.scorer.min_nodes)
 
 
 def _worthwhile(values: torch.Tensor, best: list[list[float]], num_nodes: int, least_chance: float) -> int:

@@ -30,10 +30,11 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import num_padding
 from hf_domino.decoding.recording import copied, open_record
 from hf_domino.decoding.round import Outcome, Plan
-from hf_domino.decoding.tree import Tree, along
+from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import accept, check_drawn, take
 from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.scorer import along
 from hf_domino.stats.decoding_stats import DecodingStats, hand_out, record_stats
 from hf_domino.targets.identity import recognise
 from hf_domino.targets.packed import packed_linears
@@ -117,14 +118,11 @@ class Generation:
         self.stats = DecodingStats.of_rows(most, call.batch_size, recognise(drafter.config, call.model))
         hand_out(streamer, self.stats)
         context, self._has_gap = kept_context(call.model_kwargs[CACHE], drafter, call.batch_size)
-        self.executor = call.executor()
-        self.distribution = call.distribution(self.executor)
-        self.generator = DominoCandidateGenerator(
-            drafter, call.model, call.config, distribution=self.distribution, executor=self.executor
-        )
-        if context is not None and not call.is_fixed:
-            self.generator.continue_from(context)
-        self.runner = call.runner(self.generator.target, self.executor)
+        parts = call.parts(context)
+        self.distribution = parts.distribution
+        self.runner = parts.runner
+        self.executor = parts.session.executor
+        self.generator = DominoCandidateGenerator(drafter, call.model, call.config, session=parts.session)
         self.committed = call.committed(streamer)
         lookup = self.generator.lookup
         lookup.read = self.committed.tokens

@@ -1,6 +1,6 @@
 """Drafting by token recycling: drafts come from a table of likely successors, which the target's logits fill.
 
-Shapes: B sequences, L branches, M successors, N proposals, P depths, V vocabulary.
+Shapes: B sequences, N proposals, P depths, V vocabulary.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from hf_domino.decoding.branches import Candidates, DraftBranches
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree
@@ -38,22 +37,3 @@ class RecyclingSession(DraftSession):
                 above = tokens.gather(1, proposals.parents)
             before = torch.cat((prefixes.last_tokens(2)[:, :1], above), dim=1)
             self.drafter.learn(tokens.flatten(), before.flatten(), logits.flatten(0, 1))
-
-    def _branches_of(self, *arguments: Any) -> DraftBranches:
-        return SuccessorBranches(self.drafter, self.target, *arguments)
-
-
-class SuccessorBranches(DraftBranches):
-    """Branches whose candidates are the successors that the target has found most likely after their last tokens."""
-
-    min_nodes = 0  # drafting costs next to nothing, and after a token that was never seen there is nothing to propose
-
-    def candidates(self, depth: int) -> Candidates:
-        """Return the candidates for the next token. Of all logits processors, only temperatures affect their scores."""
-        start = torch.cat((self._hidden[:, :1], self.prefixes.last()), dim=1)  # the last two tokens, [B, 2]
-        texts = torch.cat((start[:, None].expand(-1, self.texts.shape[1], -1), self.texts), dim=2)
-        noise = None
-        token_ids, scores = self._drafter.successors_of(texts[..., -1], texts[..., -2])
-        if self._noise is not None:
-            noise = self._noise[:, depth].gather(1, token_ids.flatten(1)).view(token_ids.shape)
-        return scores / self.distribution.temperature, noise, token_ids

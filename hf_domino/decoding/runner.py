@@ -35,7 +35,8 @@ from hf_domino.decoding.caches import (
 )
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.tree import Tree, along, tree_inputs
+from hf_domino.decoding.tree import Tree, tree_inputs
+from hf_domino.methods.scorer import along
 from hf_domino.targets.attention import unrepeated_keys
 from hf_domino.targets.view import Captured, TargetModel
 

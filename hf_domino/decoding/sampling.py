@@ -96,12 +96,20 @@ class TokenDistribution:
         kept = zip(self.steps, self.processors, strict=True)
         return self._with(steps=[step for step, processor in kept if type(processor) in STATELESS])
 
-    def over(self, vocabulary: DraftVocabulary) -> TokenDistribution:
-        """The same distribution for a draft vocabulary: its logits and scores are `[..., D]`."""
+    def over(self, vocabulary: DraftVocabulary, types: tuple[type, ...] | None = None) -> TokenDistribution:
+        """The same distribution for a draft vocabulary: its logits and scores are `[..., D]`.
+
+        Args:
+            vocabulary (`DraftVocabulary`): The draft vocabulary.
+            types (`tuple[type, ...]`, *optional*): The types of processors to keep. Defaults to all.
+        """
         # Some warpers raise an error if all tokens are forbidden, which can happen in a reduced vocabulary.
         kept = zip(self.steps, self.processors, strict=True)
         steps = [
-            step for step, processor in kept if not (vocabulary.is_reduced and type(processor) in CHECKS_DISTRIBUTION)
+            step
+            for step, processor in kept
+            if (types is None or type(processor) in types)
+            and not (vocabulary.is_reduced and type(processor) in CHECKS_DISTRIBUTION)
         ]
         return self._with(vocabulary=vocabulary, steps=steps)
 

@@ -11,7 +11,7 @@ import torch
 from transformers import GenerationConfig
 from transformers.utils import ModelOutput
 
-from hf_domino.decoding.tree import along
+from hf_domino.methods.scorer import along
 
 
 class StepOutputs:

@@ -144,14 +144,6 @@ class Tree:
         return (path[:, 1:-1] > 0).sum(dim=1, keepdim=True), path[:, :-1]
 
 
-def along(path: torch.Tensor | None, values: torch.Tensor) -> torch.Tensor:
-    """Choose the values on a path `[B, C]` from the values `[B, W, ...]` of all positions; without a path, all."""
-    if path is None:
-        return values
-    index = path.to(values.device).view(*path.shape, *[1] * (values.dim() - 2))
-    return values.gather(1, index.expand(-1, -1, *values.shape[2:]))
-
-
 def tree_inputs(
     depths: torch.Tensor,
     sees: torch.Tensor,

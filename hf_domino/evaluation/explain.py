@@ -195,7 +195,6 @@ def _explain(
     if tree.parents is not None:
         parents = tree.parents[0].cpu()
     behind = Prefixes(seen.ids[parents], [seen.lengths[parent] for parent in parents], [0] * tree.num_nodes)
-    draft_distribution = session.distribution.over(drafter.vocabulary.of_target(session.target))
     depths = (tree.depths[0, 1:] - 1).to(draft_hidden.device)
     base_logits, corrected_logits = _draft_logits(drafter, target, draft_hidden, prefixes, depths, seen)
     read = torch.cat((prefixes.last()[0], tree.tokens[0]))[parents]  # [N]
@@ -210,8 +209,8 @@ def _explain(
         proposals=tree.tokens[0].cpu(),
         parents=parents,
         chances=chances,
-        base_probs=_probs(draft_distribution, prefixes, behind, base_logits),
-        corrected_probs=_probs(draft_distribution, prefixes, behind, corrected_logits),
+        base_probs=_probs(session.distribution, prefixes, behind, base_logits),
+        corrected_probs=_probs(session.distribution, prefixes, behind, corrected_logits),
         target_probs=_probs(distribution, prefixes, seen, logits[0]),
         confidences=confidences,
     )

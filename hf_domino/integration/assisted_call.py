@@ -51,7 +51,6 @@ def check_call(
     """Raise an error if a drafter cannot serve a call; return the mode in which Transformers validates the rest."""
     drafter = mode_kwargs["assistant_model"]
     check_generation(target, drafter, generation_config, generation_mode)
-    recognise(drafter.config, target)
     # A drafter has no tokenizer of its own, and Transformers rejects a second one if the vocabularies are equal.
     mode_kwargs.pop("assistant_tokenizer", None)
     # For assisted generation, Transformers would reject batches and recurrent states, both of which our loop supports.

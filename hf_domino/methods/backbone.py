@@ -119,12 +119,10 @@ class ContextAttention(nn.Module):
         # Project context and block together and split the result later: this launches fewer and larger kernels.
         both = block if inputs.context is None else torch.cat((inputs.context, block), dim=1)  # [B, C + Q, H]
         queries = self.q_norm(self._split_heads(self.q_proj(block)))
-        keys = self.k_norm(self._split_heads(self.k_proj(both)))
-        values = self._split_heads(self.v_proj(both)).transpose(1, 2)  # [B, A, C + Q, D]
+        keys, values = self.project(both, inputs.rotary)
         cosines, sines = inputs.rotary
         start = both.shape[1] - length
         queries = rotate(queries.transpose(1, 2), cosines[:, start:], sines[:, start:], self.interleaved)
-        keys = rotate(keys.transpose(1, 2), cosines, sines, self.interleaved)
         if inputs.cache is not None:
             keys, values = inputs.cache.join(self.layer_index, keys, values, length, inputs.first)
         dropout = self.dropout if self.training else 0.0
@@ -145,6 +143,14 @@ class ContextAttention(nn.Module):
         )
         attended = attended.reshape(len(block), self.num_heads, length, self.head_dim)
         return self.o_proj(attended.transpose(1, 2).flatten(2))
+
+    def project(
+        self, read: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Compute keys and values `[B, A, T, D]` of context features or block positions, `[B, T, H]`."""
+        keys = self.k_norm(self._split_heads(self.k_proj(read))).transpose(1, 2)
+        values = self._split_heads(self.v_proj(read)).transpose(1, 2)
+        return rotate(keys, *rotary, self.interleaved), values
 
     def _split_heads(self, projected: torch.Tensor) -> torch.Tensor:
         return projected.unflatten(-1, (-1, self.head_dim))  # [B, T, A, D]

@@ -103,14 +103,30 @@ class BlockModel(DominoDraftModel):
         else:
             sliding = inputs
         block = noise_embeds.to(self.fc.weight)
+        contexts = self._contexts(context_features)
         for index, layer in enumerate(self.layers):
             own = sliding if self.config.is_sliding(index) else inputs
-            if self.config.layer_fusion and context_features is not None:
-                own = replace(own, context=context_features.unflatten(-1, (len(self.layers), -1))[..., index, :])
-            block = layer(block, own)
+            block = layer(block, own if contexts is None else replace(own, context=contexts[index]))
         if cache is not None:
             cache.advance()
         return self.norm(block)
+
+    def _contexts(self, features: torch.Tensor | None) -> Sequence[torch.Tensor] | None:
+        """The features `[B, C, H]` of each layer, if every layer has its own."""
+        if features is None or not self.config.layer_fusion:
+            return None
+        return features.unflatten(-1, (len(self.layers), -1)).unbind(-2)
+
+    def store(self, new: NewContext, cache: Any) -> None:
+        assert new.features is not None
+        assert new.positions is not None
+        cache.begin(len(new.features), new.features.shape[1], new.counts)
+        rotary = self._rotary(new.positions)
+        contexts = self._contexts(new.features) or [new.features] * len(self.layers)
+        for index, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            cache.append(index, *attention.project(contexts[index], rotary))
+        cache.advance()
 
     def embed(self, target: TargetModel, token_ids: torch.Tensor) -> torch.Tensor:
         """Embed tokens `[B, Q]` for the backbone: `[B, Q, H]`."""

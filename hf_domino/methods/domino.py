@@ -185,9 +185,10 @@ class DominoHead(CorrectionHead):
     def project_hidden(self, draft_hidden: torch.Tensor) -> torch.Tensor:
         return partial_product(self._down, draft_hidden)
 
-    def project_state(self, states: torch.Tensor) -> torch.Tensor:
-        """Compute the share of prefix states `[..., G]` in the input of SiLU, `[..., R]`."""
-        return partial_product(self._down, states, self._down.weight.shape[1] - states.shape[-1])
+    def project_state(self, states: torch.Tensor, added: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute the share of prefix states `[..., G]` in the input of SiLU, `[..., R]`, and add the other part."""
+        first = self._down.weight.shape[1] - states.shape[-1]
+        return partial_product(self._down, states, first, added=added)
 
     def step(
         self, target: TargetModel, token_ids: torch.Tensor, states: torch.Tensor, part: torch.Tensor
@@ -198,7 +199,7 @@ class DominoHead(CorrectionHead):
         return self.prefix_gru(target.embed(token_ids).to(draft_hidden.device, self.up.weight.dtype))
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        return F.silu(part + self.project_state(states))
+        return F.silu(self.project_state(states, part))
 
     def fits_kernels(self, device: torch.device) -> bool:
         weight = self.prefix_gru.weight_hh_l0

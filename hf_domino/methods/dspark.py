@@ -147,7 +147,7 @@ class GatedMarkovHead(MarkovHead):
         return partial_product(self.gate_proj, draft_hidden, biased=True)
 
     def activate(self, part: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        return (part + partial_product(self.gate_proj, states, self.hidden_size)).sigmoid() * states
+        return partial_product(self.gate_proj, states, self.hidden_size, added=part).sigmoid() * states
 
 
 class RecurrentMarkovHead(MarkovHead):
@@ -168,7 +168,7 @@ class RecurrentMarkovHead(MarkovHead):
     ) -> torch.Tensor:
         embeds = self.embed(token_ids)
         before = states[..., : self.rank]
-        joint = part + partial_product(self.joint_proj, torch.cat((before, embeds), dim=-1))
+        joint = partial_product(self.joint_proj, torch.cat((before, embeds), dim=-1), added=part)
         gate, candidate, output = joint.chunk(3, dim=-1)
         kept = gate.sigmoid()
         return torch.cat((kept * before + (1 - kept) * candidate.tanh(), output), dim=-1)

@@ -28,8 +28,8 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.backbone import RotaryTable, rotate
 from hf_domino.methods.context import NewContext
 from hf_domino.methods.entries import EntryCache
-from hf_domino.methods.interface import Branches
 from hf_domino.methods.modeling import DominoDraftModel
+from hf_domino.methods.scorer import Scorer, along
 from hf_domino.methods.side_by_side import block_positions, gather_positions
 
 if TYPE_CHECKING:
@@ -251,6 +251,11 @@ class Eagle3Model(DominoDraftModel):
             return self.norm(hidden)
         return hidden
 
+    def store(self, new: NewContext, cache: Any) -> None:
+        # States are stored right away; entries are computed once the tokens after them exist.
+        assert new.features is not None
+        cache.keep(new.features, new.counts)
+
     def draft(
         self,
         target: TargetModel,
@@ -260,12 +265,10 @@ class Eagle3Model(DominoDraftModel):
         cache: Any,
         last_tokens: Callable[[int], torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        # States are stored right away; entries are computed once the tokens after them exist.
         device = self.device
-        if new is not None and new.features is not None:
-            cache.keep(new.features, new.counts)
-        if not anchors.shape[1] or last_tokens is None:
-            return torch.zeros(len(anchors), 0, self.config.hidden_size, dtype=self.dtype, device=device)
+        if new is not None:
+            self.store(new, cache)
+        assert last_tokens is not None
         states, counts = cache.begin_missing_entries()  # [B, E, H]
         last = torch.tensor(counts, device=device)[:, None]  # [B, 1]
         tokens = last_tokens(states.shape[1])
@@ -275,10 +278,10 @@ class Eagle3Model(DominoDraftModel):
         embeds = self.embed(target, tokens)
         hidden = self(embeds, states, positions - last + places, cache.attend)
         cache.entries.advance()
-        return hidden.gather(1, (last - 1)[..., None].expand(-1, -1, hidden.shape[2]))
+        return along(last - 1, hidden)
 
-    def branches(self, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any) -> Branches:
-        return _Branches(self, target, hidden, positions, cache)
+    def scorer(self, target: TargetModel, reads_host: bool = True) -> Scorer:
+        return EntryScorer(self, target)
 
     def draft_blocks(
         self,
@@ -318,28 +321,37 @@ class Eagle3Model(DominoDraftModel):
         return torch.stack(hidden, dim=2)
 
 
-class _Branches:
-    """The branches of a round; their keys and values are written after the cache's entries, but never counted."""
+class EntryScorer(Scorer):
+    """Scores the drafts after each token by drafting again; keys and values of branches are never kept as context."""
 
-    def __init__(
-        self, drafter: Eagle3Model, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
-    ):
-        self._drafter = drafter
-        self._target = target
-        self._hidden = hidden
+    is_parallel = False
+    num_passes = None
+
+    def begin(
+        self,
+        hidden: torch.Tensor,
+        anchors: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        cache: Any = None,
+    ) -> None:
+        super().begin(hidden, anchors)
+        self._hidden = hidden  # [B, L, H]
         self._positions = positions
         nothing = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)
         self._drafts = _DraftAttention(nothing, cache.attend_drafts)
 
-    def __call__(self, parents: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-        parents = parents.to(self._hidden.device)[..., None]
+    def advance(self, tokens: torch.Tensor, parents: torch.Tensor | None = None) -> None:
+        super().advance(tokens, parents)
+        assert self._positions is not None
         drafts = self._drafts
-        states = self._hidden.gather(1, parents.expand(-1, -1, self._hidden.shape[2]))
-        drafts.sees = drafts.sees.gather(1, parents.expand(-1, -1, drafts.sees.shape[2]))
-        embeds = self._drafter.embed(self._target, tokens)
-        self._hidden = self._drafter(embeds, states, self._positions.expand(-1, parents.shape[1]), drafts)
+        states = self._hidden
+        if parents is not None:
+            states = along(parents, states)
+            drafts.sees = along(parents, drafts.sees)
+        embeds = self.drafter.embed(self.target, tokens)
+        self._hidden = self.drafter(embeds, states, self._positions.expand(-1, tokens.shape[1]), drafts)
         self._positions = self._positions + 1
-        return self._hidden
+        self.logits = self.drafter.logits(self.target, self._hidden.flatten(0, 1)[:, None].to(tokens.device))
 
 
 def _attend(queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, sees: torch.Tensor) -> torch.Tensor:

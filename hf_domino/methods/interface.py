@@ -3,7 +3,7 @@
 Most methods produce one draft hidden state per proposal, and lm_head turns each of them into base logits, a
 distribution that does not depend on the other proposals. A correction head then makes each distribution depend on the
 tokens chosen before it. Other methods read their own drafts: `draft` returns a single draft hidden state, the one
-after the anchor, and `branches` returns the states after the tokens chosen from there on.
+after the anchor, and their scorer computes the states after the tokens chosen from there on.
 
 Shapes: B batch, S sequence length, C context positions, N blocks per sequence, K block size, P proposals, H hidden
 size, D tokens that can be drafted, L branches or captured target layers, M successors.
@@ -12,20 +12,15 @@ size, D tokens that can be drafted, L branches or captured target layers, M succ
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from hf_domino.methods.context import ContextCache, NewContext
-from hf_domino.methods.correction import CorrectionHead
-
-if TYPE_CHECKING:
-    from hf_domino.targets.view import TargetModel
-
-# Extends the branches with these indices `[B, L]` by one token each `[B, L]` and returns the new draft hidden states
-# `[B, L, H]`. The branches of a round never become part of the cached context.
-Branches = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+from hf_domino.methods.correction import CorrectionHead, HeadScorer
+from hf_domino.methods.scorer import Scorer
+from hf_domino.targets.view import TargetModel
 
 
 class DraftingMethod:
@@ -52,6 +47,15 @@ class DraftingMethod:
         """Run the layers; this is the model's forward. Each method defines its own arguments."""
         raise NotImplementedError
 
+    def store(self, new: NewContext, cache: Any) -> None:
+        """Store new context without drafting, after rounds that drafted nothing.
+
+        Args:
+            new ([`NewContext`]): The new context.
+            cache (`ContextCache` or `FixedContext`): The cache from `new_context`, or a context of fixed shape.
+        """
+        raise NotImplementedError
+
     def draft(
         self,
         target: TargetModel,
@@ -65,7 +69,7 @@ class DraftingMethod:
 
         Args:
             target (`TargetModel`): Provides the token embeddings.
-            anchors (`torch.Tensor`): Tokens `[B, 1]`; `[B, 0]` to only store the context.
+            anchors (`torch.Tensor`): Tokens `[B, 1]`.
             positions (`torch.Tensor`): Positions of the anchors, `[B, 1]`.
             new ([`NewContext`], *optional*): New context; None if there is none.
             cache (`ContextCache` or `FixedContext`): The cache from `new_context`, or a context of fixed shape.
@@ -73,16 +77,21 @@ class DraftingMethod:
                 `[B, n]`: the tokens that follow the last n context positions. The last of them are the anchors.
 
         Returns:
-            `torch.Tensor`: Draft hidden states: `[B, P, H]`, or `[B, 1, H]` if the method has `branches`, or
-            `[B, 0, H]` if there are no anchors.
+            `torch.Tensor`: Draft hidden states: `[B, P, H]`, or `[B, 1, H]` if its scorer is not parallel.
         """
         raise NotImplementedError
 
-    def branches(
-        self, target: TargetModel, hidden: torch.Tensor, positions: torch.Tensor, cache: Any
-    ) -> Branches | None:
-        """Start a round's branches from `draft`'s output `[B, 1, H]`; None if drafts do not read each other."""
-        return None
+    def scorer(self, target: TargetModel, reads_host: bool = True) -> Scorer:
+        """Create the scorer of a call, which scores the tokens that can follow the paths of each round.
+
+        Args:
+            target (`TargetModel`): Provides the embeddings and the lm_head.
+            reads_host (`bool`, *optional*, defaults to `True`): Whether tokens may be read on the host, which a
+                captured function may not do.
+        """
+        if self.head is None:
+            return Scorer(self, target)
+        return HeadScorer(self, target, reads_host)
 
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
         """Compute base logits `[..., D]` in fp32 from draft hidden states `[..., H]`, on the device of the states."""
@@ -142,14 +151,5 @@ class DraftingMethod:
             tokens (`torch.Tensor`): The tokens `[N]`.
             before (`torch.Tensor`): The token before each of them, `[N]`.
             logits (`torch.Tensor`): The logits for the token after each of them, `[N, V]`.
-        """
-        raise NotImplementedError
-
-    def successors_of(self, tokens: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Ids and scores `[..., M]` of the successors of tokens; only for methods that learn as they draft.
-
-        Args:
-            tokens (`torch.Tensor`): The tokens `[...]`.
-            before (`torch.Tensor`): The token before each of them, `[...]`.
         """
         raise NotImplementedError

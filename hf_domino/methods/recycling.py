@@ -20,11 +20,13 @@ from typing import Any
 import torch
 from huggingface_hub.dataclasses import strict
 from torch import nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, TemperatureLogitsWarper
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.modeling import DominoDraftModel
+from hf_domino.methods.scorer import Scorer, along
+from hf_domino.targets.view import TargetModel
 
 NUM_SUCCESSORS = 8  # per token (arXiv 2408.08696)
 # Rows for pairs of tokens, a prime. A pair that falls on the row of another one replaces it.
@@ -94,6 +96,7 @@ class RecyclingModel(DominoDraftModel):
         self.pairs[places] = pairs[first[len(tokens) :] - len(tokens)]
 
     def successors_of(self, tokens: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and scores `[..., M]` of the successors of tokens `[...]`, given the token before each of them."""
         pairs, places = self._pairs_of(tokens, before)
         rows = torch.where(self.pairs[places] == pairs, self.config.vocab_size + places, tokens)
         return self.successors[rows], self.scores[rows]
@@ -102,6 +105,38 @@ class RecyclingModel(DominoDraftModel):
         """A number for each pair of tokens, and its place among the rows of pairs."""
         pairs = before * self.config.vocab_size + tokens
         return pairs, pairs % NUM_PAIRS
+
+    def scorer(self, target: TargetModel, reads_host: bool = True) -> Scorer:
+        return SuccessorScorer(self, target)
+
+
+class SuccessorScorer(Scorer):
+    """Scores the successors that the target has found most likely after the last tokens of each branch.
+
+    Its rounds begin with the tokens before the anchors, `[B, P]`, in place of draft hidden states.
+    """
+
+    is_parallel = False
+    num_passes = None
+    min_nodes = 0  # drafting costs next to nothing, and after a token that was never seen there is nothing to propose
+    reads_processors = (TemperatureLogitsWarper,)
+
+    def begin(
+        self,
+        hidden: torch.Tensor,
+        anchors: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        cache: Any = None,
+    ) -> None:
+        self._last = hidden[:, :1]  # the last token of each branch so far, [B, L]
+        self.advance(anchors)
+
+    def advance(self, tokens: torch.Tensor, parents: torch.Tensor | None = None) -> None:
+        super().advance(tokens, parents)
+        columns, scores = self.drafter.successors_of(tokens, along(parents, self._last))  # [B, L, M]
+        self._last = tokens
+        self.columns = columns.flatten(0, 1)[:, None]
+        self.logits = scores.flatten(0, 1)[:, None]
 
 
 def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:

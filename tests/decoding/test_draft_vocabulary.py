@@ -9,6 +9,7 @@ import copy
 import pytest
 import torch
 from builders import EOS, VOCAB_SIZE, build_drafter, left_padded
+from drafts import chain_of
 from oracle import faults, proposed
 from recorded_graphs import recorded_graphs
 from transformers import (
@@ -24,7 +25,6 @@ from transformers import (
 
 import domino_kernels
 from hf_domino import explain_round
-from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.targets.view import TargetModel
@@ -75,8 +75,8 @@ def test_drafts_are_those_of_a_target_that_never_says_the_others(tiny_qwen3, dis
     seen = set()
     shared = torch.empty(3, 10, VOCAB_SIZE).exponential_()
     for noise in (None, shared):
-        expected = CorrectedBranches(*reference, distribution, noise).chain()
-        found = CorrectedBranches(*block, distribution, noise).chain()
+        expected = chain_of(*reference, distribution, noise)
+        found = chain_of(*block, distribution, noise)
         assert torch.equal(found, expected)
         seen |= set(found.flatten().tolist())
     assert seen <= set(IDS)
@@ -89,9 +89,9 @@ def test_fused_kernels(tiny_qwen3):
     block, _ = blocks(tiny_qwen3, draft_pool_size=5, pure_draft_prefix_len=2)
     noise, distribution = torch.empty(3, 9, VOCAB_SIZE).exponential_(), TokenDistribution(LogitsProcessorList())
     for drawn in (None, noise):
-        expected = CorrectedBranches(*block, distribution, drawn).chain()
+        expected = chain_of(*block, distribution, drawn)
         with domino_kernels.use_backend("triton"):
-            assert torch.equal(CorrectedBranches(*block, distribution, drawn).chain(), expected)
+            assert torch.equal(chain_of(*block, distribution, drawn), expected)
 
 
 CALLS = {

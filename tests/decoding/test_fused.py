@@ -3,11 +3,12 @@
 import pytest
 import torch
 from builders import VOCAB_SIZE, build_drafter
+from drafts import chain_of
 from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper
 
 import domino_kernels
 from domino_kernels import dispatch
-from hf_domino.decoding.branches import CorrectedBranches, fits_kernels
+from hf_domino.decoding.branches import fits_kernels
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.targets.view import TargetModel
@@ -38,10 +39,10 @@ def make(target, **overrides):
 def test_proposals_are_equal(tiny_qwen3, pool_size, fields):
     block, noise = make(tiny_qwen3, draft_pool_size=pool_size, **fields), torch.empty(2, 6, VOCAB_SIZE).exponential_()
     for distribution, drawn in ((GREEDY, None), (WARPED, noise)):
-        expected = CorrectedBranches(*block, distribution, drawn).chain()
+        expected = chain_of(*block, distribution, drawn)
         with domino_kernels.use_backend("triton"):
             assert fits_kernels(block[0], distribution, noise, drawn)
-            assert torch.equal(CorrectedBranches(*block, distribution, drawn).chain(), expected)
+            assert torch.equal(chain_of(*block, distribution, drawn), expected)
 
 
 @pytest.mark.parametrize("draft_tree_size", [None, 9], ids=["chain", "tree"])

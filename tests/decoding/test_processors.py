@@ -8,15 +8,16 @@ from functools import cache, partial
 import pytest
 import torch
 from builders import SEED, VOCAB_SIZE, build_drafter
+from drafts import chain_of
 from oracle import faults, tree_faults
 from transformers import LogitsProcessorList
 from transformers.generation import logits_process as hf
 
-from hf_domino.decoding.branches import CorrectedBranches
-from hf_domino.decoding.candidates import CandidatePool
+from hf_domino.decoding.candidates import pool_columns
 from hf_domino.decoding.constraints import allows
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
+from hf_domino.decoding.scores import CandidateScores
 from hf_domino.targets.view import TargetModel
 
 pytestmark = pytest.mark.transformers
@@ -133,12 +134,13 @@ def test_candidates_fare_as_in_the_whole_vocabulary(kind):
         torch.manual_seed(case)
         distribution = TokenDistribution(LogitsProcessorList([KINDS[kind](draw, torch.randint(V, (3, 6)))]))
         prefixes, base_logits = Prefixes(torch.randint(V, (2, 7)), [4, 7], [0, 1 + case % 2]), torch.randn(2, 4, V)
-        pool, proposals = CandidatePool(base_logits, 7, distribution, prefixes), prefixes.ids[:, :0]
+        columns, proposals = pool_columns(base_logits, 7, distribution, prefixes), prefixes.ids[:, :0]
         for index in range(4):
-            candidates, corrected = pool.token_ids[:, index], base_logits[:, index] + 0.1 * torch.randn(2, V)
+            candidates, corrected = columns[:, index], base_logits[:, index] + 0.1 * torch.randn(2, V)
             seen = partial(prefixes.along, proposals, 1)
             expected = distribution.scores(prefixes, corrected[:, None], seen)[:, 0].gather(1, candidates)
-            scores = pool.scores(corrected.gather(1, candidates), proposals)
+            changeable = partial(CandidateScores, vocab_size=V, token_ids=candidates)
+            scores = distribution.process(corrected.gather(1, candidates), seen(), changeable)
             torch.testing.assert_close(numbers(scores), numbers(expected), **POOL_TOLERANCE)
             proposals = torch.cat((proposals, candidates[:, :1]), dim=1)  # likely tokens come up again
 
@@ -148,8 +150,8 @@ def test_noise_that_does_not_favour_a_likely_token_leaves_it_a_candidate():
     base_logits = torch.tensor([[[10.0, 9.0, 0.0, -5.0]]])
     noise = torch.tensor([[[6.0, 1.0, 1.0, 1.0]]])
     distribution = TokenDistribution(LogitsProcessorList())
-    pool = CandidatePool(base_logits, 1, distribution, Prefixes.of(torch.zeros(1, 3, dtype=torch.long)), noise)
-    assert pool.token_ids.tolist() == [[[0]]]
+    prefixes = Prefixes.of(torch.zeros(1, 3, dtype=torch.long))
+    assert pool_columns(base_logits, 1, distribution, prefixes, noise).tolist() == [[[0]]]
 
 
 @pytest.mark.parametrize("kind", KNOWN)
@@ -213,7 +215,7 @@ def test_what_is_forced_or_lifted_is_drafted_and_what_is_banned_is_not(tiny_qwen
 
     def drafted(processor):
         distribution = TokenDistribution(LogitsProcessorList([processor]))
-        return CorrectedBranches(drafter, target, hidden, prefixes, distribution).chain()
+        return chain_of(drafter, target, hidden, prefixes, distribution)
 
     assert drafted(hf.ForcedEOSTokenLogitsProcessor(12, [unlikely]))[:, 2].tolist() == [unlikely, unlikely]
     assert (drafted(hf.SequenceBiasLogitsProcessor([[[unlikely], 90.0]])) == unlikely).all()

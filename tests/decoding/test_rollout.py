@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 import torch
 from builders import VOCAB_SIZE, build_drafter
+from drafts import chain_of
 from rederived import Rederived
 from transformers import (
     LogitsProcessorList,
@@ -13,11 +14,11 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from hf_domino.decoding.branches import CorrectedBranches
-from hf_domino.decoding.candidates import CandidatePool
-from hf_domino.decoding.input_table import InputTable
+from hf_domino.decoding.candidates import pool_columns
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution, choose
+from hf_domino.decoding.scores import CandidateScores
+from hf_domino.methods.input_table import InputTable
 from hf_domino.targets.view import TargetModel
 
 LAWS = {
@@ -61,8 +62,8 @@ def test_proposals_are_those_of_the_formulas(tiny_qwen3, shift_label, prefix_len
     rederived, anchors = Rederived(drafter, tiny_qwen3), prefixes.last()[:, 0]
     pairs = zip(hidden, anchors, strict=True)
     expected = torch.stack([rederived.correct(states, anchor)[0] for states, anchor in pairs])
-    for table in (None, InputTable(drafter.prefix_gru, target)):
-        assert torch.equal(CorrectedBranches(*arguments, table=table).chain(), expected)
+    for scorer in (None, drafter.scorer(target)):
+        assert torch.equal(chain_of(*arguments, scorer=scorer), expected)
 
 
 @torch.no_grad()
@@ -73,12 +74,12 @@ def test_rows_are_drafted_as_if_each_were_alone(block, distribution, pool_size):
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
     for noise in (None, exponential(block)):
-        together = CorrectedBranches(*block, distribution, noise).chain()
+        together = chain_of(*block, distribution, noise)
         for row in range(3):
             alone = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
             own = None if noise is None else noise[row : row + 1]
-            branches = CorrectedBranches(drafter, target, hidden[row : row + 1], alone, distribution, own)
-            assert torch.equal(branches.chain()[0], together[row])
+            chain = chain_of(drafter, target, hidden[row : row + 1], alone, distribution, own)
+            assert torch.equal(chain[0], together[row])
 
 
 @torch.no_grad()
@@ -88,7 +89,7 @@ def test_proposals_are_drawn_from_the_corrected_law(block, distribution, pool_si
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
     distribution, noise = TokenDistribution(LogitsProcessorList(LAWS[distribution])), exponential(block)
-    proposals = CorrectedBranches(*block, distribution, noise).chain()
+    proposals = chain_of(*block, distribution, noise)
     drafter.config.draft_pool_size = None  # logits of all tokens follow
     rederived, anchors = Rederived(drafter, target.model), prefixes.last()[:, 0]
     skipped = torch.nn.functional.pad(hidden, (0, 0, drafter.config.label_offset, 0))
@@ -100,9 +101,12 @@ def test_proposals_are_drawn_from_the_corrected_law(block, distribution, pool_si
             expected = distribution.scores(prefixes, logits[:, index : index + 1], seen)[:, 0]
             assert torch.equal(choose(expected, noise[:, index]), proposals[:, index])
         else:
-            pool = CandidatePool(drafter.logits(target, hidden), pool_size, distribution, prefixes, noise)
-            ids = pool.token_ids[:, index]
-            expected = pool.scores(logits[:, index].gather(1, ids), proposals[:, :index])
+            ids = pool_columns(drafter.logits(target, hidden), pool_size, distribution, prefixes, noise[:, :-1])[
+                :, index
+            ]
+            candidates = partial(CandidateScores, vocab_size=VOCAB_SIZE, token_ids=ids)
+            seen = prefixes.along(proposals[:, :index], 1)
+            expected = distribution.process(logits[:, index].gather(1, ids), seen, candidates)
             chosen = choose(expected, noise[:, index].gather(1, ids))
             assert torch.equal(ids.gather(1, chosen[:, None])[:, 0], proposals[:, index])
 
@@ -112,10 +116,11 @@ def test_proposals_are_drawn_from_the_corrected_law(block, distribution, pool_si
 def test_products_that_were_kept_change_nothing(block, pool_size, max_bytes):
     drafter, target, hidden, prefixes = block
     drafter.config.draft_pool_size = pool_size
-    distribution, table = TokenDistribution(LogitsProcessorList()), InputTable(drafter.prefix_gru, target, max_bytes)
+    distribution, scorer = TokenDistribution(LogitsProcessorList()), drafter.scorer(target)
+    scorer._table = table = InputTable(drafter.prefix_gru, target, max_bytes)
     for shift in range(3):  # rounds of one generation
         arguments = drafter, target, hidden.roll(shift, dims=1), prefixes, distribution
-        assert torch.equal(CorrectedBranches(*arguments, table=table).chain(), CorrectedBranches(*arguments).chain())
+        assert torch.equal(chain_of(*arguments, scorer=scorer), chain_of(*arguments))
     many = list(range(40))  # more at once than the small one has room for
     expected = drafter.prefix_gru.project_inputs(target.embed(torch.tensor(many)))
     torch.testing.assert_close(table.rows(many), expected)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import weakref
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,8 @@ from transformers.pipelines import base as pipelines_base
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
+from hf_domino.targets.compatibility import check_drafter, check_target
+from hf_domino.targets.identity import recognise
 
 pytestmark = pytest.mark.transformers
 
@@ -453,3 +456,19 @@ def test_a_drafter_with_adapters(tiny_qwen3, make_drafter):
         drafts.append(rounds[0])
     assert drafts[0] != drafts[1] == drafts[2]
     assert adapted.stats.num_new_tokens == 8
+
+
+def test_a_call_validates_its_pair_once(tiny_qwen3, tiny_drafter):
+    checks = {check.__code__: check.__name__ for check in (check_drafter, check_target, recognise)}
+    counts = Counter()
+
+    def note(frame, event, argument):
+        if event == "call" and frame.f_code in checks:
+            counts[checks[frame.f_code]] += 1
+
+    sys.setprofile(note)
+    try:
+        tiny_qwen3.generate(torch.arange(7, 15)[None], assistant_model=tiny_drafter, max_new_tokens=4, do_sample=False)
+    finally:
+        sys.setprofile(None)
+    assert counts == {"check_drafter": 1, "check_target": 1, "recognise": 1}

@@ -59,6 +59,11 @@ class ToyModel(DominoDraftModel):
     def logits(self, target, hidden):
         return self.vocabulary.logits(target, hidden)
 
+    def store(self, new, cache):
+        cache.begin(len(new.features), new.features.shape[1], new.counts)
+        cache.append(0, *self.project(new.features))
+        cache.advance()
+
     def draft(self, target, anchors, positions, new, cache, last_tokens=None):
         features = new and new.features
         block = self.block(target, anchors).flatten(1, 2)  # [B, Q, H]

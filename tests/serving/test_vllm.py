@@ -12,9 +12,9 @@ import pytest
 import torch
 from builders import build_drafter
 from chance import chi_square
+from drafts import chain_of
 from vllm_server import ask, check_server, encoded, faults, reference, rows, serve
 
-from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.pair import PROMPTS, load_pair, read_prompts
@@ -83,7 +83,7 @@ def test_a_batch_of_convolved_blocks_is_computed_as_ours(pair, prompts, tmp_path
         torch.testing.assert_close(hidden[0], found["hidden"][own], rtol=RTOL, atol=ATOL)
         anchor = int(found["ids"][row * (1 + count)])
         prefixes = Prefixes(torch.tensor([[*ids[row], anchor]]), [len(ids[row]) + 1], [0])
-        chain = CorrectedBranches(drafter, target, hidden, prefixes, TokenDistribution([])).chain()
+        chain = chain_of(drafter, target, hidden, prefixes, TokenDistribution([]))
         assert torch.equal(chain[0], found["logits"][own].argmax(dim=-1))
 
 

@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 from builders import MASK, VOCAB_SIZE, build_drafter
+from drafts import chain_of
 from safetensors.torch import load_file
 from stand_in import install, server
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from hf_domino.decoding.branches import CorrectedBranches
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.formats.exporting import stored_config
@@ -60,7 +60,7 @@ def test_the_server_takes_our_proposals(served, tiny_llama, tmp_path, kind, pref
     hidden, text = torch.randn(REQUESTS, COUNT + 1, 32), torch.randint(4, VOCAB_SIZE, (REQUESTS, 3))
     own = hidden[:, :-1] if shift_label else hidden[:, 1:]
     prefixes = Prefixes(text, [3] * REQUESTS, [0, 1, 2])
-    expected = CorrectedBranches(drafter, TargetModel(tiny_llama), own, prefixes, TokenDistribution([])).chain()
+    expected = chain_of(drafter, TargetModel(tiny_llama), own, prefixes, TokenDistribution([]))
     if kind == "dflash" and not shift_label and ids is not None:
         assert model.drafter_config is None  # vLLM's own, which knows no t2d
         return

@@ -41,7 +41,7 @@ class StaticDraftSession(DraftSession):
         if self.drafter.config.draft_window_size is not None:
             self.executor.context.begin_at(position_ids[:, 0].tolist())
         self.executor.context.announce(counts)
-        self.backbone(position_ids[:, :0], self._joined(captured))
+        self.store_context(self._joined(captured))
 
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
         """Take the hidden states `[B, W, H]` of a verified block; only the first `counts` (committed) are valid."""
@@ -68,9 +68,9 @@ class StaticDraftSession(DraftSession):
             with self.executor.timer.phase("draft"):
                 self.executor.run(self.store_context, self._pending)
 
-    def store_context(self, pending: torch.Tensor) -> torch.Tensor:
+    def store_context(self, pending: torch.Tensor) -> None:
         """Store the context features of pending hidden states without drafting."""
-        return self.backbone(pending.new_zeros(len(pending), 0, dtype=torch.long), pending)
+        self.drafter.store(self._new_context(pending), self.executor.context)
 
     def context(self) -> ContextCache:
         """Return a copy of all context observed so far."""
@@ -92,8 +92,11 @@ class StaticDraftSession(DraftSession):
     def backbone(self, anchors: torch.Tensor, pending: torch.Tensor) -> torch.Tensor:
         """Store the context features of pending hidden states, and return draft hidden states from the anchors."""
         context = self.executor.context
-        num_rows = len(pending)
-        positions = context.starts[:num_rows, None] + torch.arange(pending.shape[1], device=self.drafter.device)
-        ends = context.lengths[:num_rows, None]
-        features = self.drafter.fuse_context([pending])
-        return self.drafter.draft(self.target, anchors, ends, NewContext(features, positions), context)
+        ends = context.lengths[: len(pending), None]
+        return self.drafter.draft(self.target, anchors, ends, self._new_context(pending), context)
+
+    def _new_context(self, pending: torch.Tensor) -> NewContext:
+        """The context features of pending hidden states, and their positions."""
+        starts = self.executor.context.starts[: len(pending), None]
+        positions = starts + torch.arange(pending.shape[1], device=self.drafter.device)
+        return NewContext(self.drafter.fuse_context([pending]), positions)

@@ -355,14 +355,21 @@ class FixedContext:
         """
         num_rows = len(keys)
         count = keys.shape[2] - length
-        ring = None if self._window is None else self.capacity
+        buffers = self.append(layer_index, keys[:, :, :count], values[:, :, :count])
         results = []
-        places = places_of(self.starts[:num_rows], count, ring)
-        for buffer, new in ((self._keys[layer_index], keys), (self._values[layer_index], values)):
-            write(buffer, places, new[:, :, :count])
+        for buffer, new in zip(buffers, (keys, values), strict=True):
             buffer[:num_rows, :, self.capacity : self.capacity + length] = new[:, :, count:]
             results.append(buffer[:num_rows, :, first : self.capacity + length])
         return results[0], results[1]
+
+    def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new context keys and values `[N, A, C, D]` of one layer; returns its buffers `[B, A, S + Q, D]`."""
+        ring = None if self._window is None else self.capacity
+        places = places_of(self.starts[: len(keys)], keys.shape[2], ring)
+        buffers = self._keys[layer_index], self._values[layer_index]
+        for buffer, new in zip(buffers, (keys, values), strict=True):
+            write(buffer, places, new)
+        return buffers
 
     def advance(self) -> None:
         """Do nothing: [`~FixedContext.announce`] has already moved the lengths."""

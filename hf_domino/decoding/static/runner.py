@@ -23,8 +23,9 @@ from hf_domino.decoding.runner import TargetRunner, shortened_cache
 from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.static.fixed_caches import compact, set_first
 from hf_domino.decoding.static.workspace import Workspace
-from hf_domino.decoding.tree import Tree, along, tree_inputs
+from hf_domino.decoding.tree import Tree, tree_inputs
 from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.scorer import along
 from hf_domino.targets.attention import unrepeated_keys
 from hf_domino.targets.view import Captured, TargetModel
 

@@ -35,9 +35,8 @@ from transformers import LogitsProcessorList
 
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino._common.provenance import provenance
-from hf_domino.decoding.branches import CorrectedBranches
+from hf_domino.decoding.branches import Branches
 from hf_domino.decoding.drafting import GrowingDraftSession
-from hf_domino.decoding.input_table import InputTable
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.pair import Pair, load_pair, read_prompts
@@ -173,14 +172,15 @@ class Ours:
     """`hf_domino`'s rollout, with the table that a generation keeps."""
 
     def __init__(self, drafter: DominoDraftModel, head: Head, pool_size: int | None):
-        self.drafter, self.head, self.pool_size = drafter, head, pool_size
-        self.table = InputTable(drafter.prefix_gru, head)
+        self.pool_size = pool_size
+        self.scorer = drafter.scorer(head)
 
     def __call__(self, drafter: DominoDraftModel, head: Head, block: Block) -> torch.Tensor:
         """Proposals `[1, P]`."""
         drafter.config.draft_pool_size, head.base_logits = self.pool_size, block.base_logits
         prefixes = Prefixes.of(block.anchor[None])
-        return CorrectedBranches(drafter, head, block.draft_hidden, prefixes, GREEDY, table=self.table).chain()
+        self.scorer.begin(block.draft_hidden, prefixes.last())
+        return Branches(self.scorer, prefixes, GREEDY).chain()
 
 
 @torch.no_grad()
@@ -210,7 +210,7 @@ def compare(drafter: DominoDraftModel, head: Head, blocks: list[Block]) -> list[
             "speed_up_over_whole_block": seconds["whole_block"] / seconds[name],
             "speed_up_over_stepwise": seconds["stepwise"] / seconds[name],
             "blocks_equal_to_whole_block": num_equal[name],
-            "extra_bytes": scheme.table.num_bytes if isinstance(scheme, Ours) else 0,
+            "extra_bytes": scheme.scorer.num_bytes if isinstance(scheme, Ours) else 0,
         }
         for name, scheme in schemes.items()
     ]

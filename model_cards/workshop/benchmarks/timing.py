@@ -47,7 +47,7 @@ class Sizes:
         vocab_size (`int`, *optional*, defaults to 151936): Vocabulary (V).
         pool_size (`int`, *optional*, defaults to 128): Candidates per position (M).
         num_draft_tokens (`int`, *optional*, defaults to 16): Proposals (P).
-        num_branches (`int`, *optional*, defaults to 8): DraftBranches of a tree (L).
+        num_branches (`int`, *optional*, defaults to 8): Branches of a tree (L).
     """
 
     hidden_size: int = 4096

@@ -1,16 +1,18 @@
-"""DraftBranches by kernels grow the trees that PyTorch grows, where a chain's proposals are chosen by kernels too."""
+"""Branches by kernels grow the trees that PyTorch grows, where a chain's proposals are chosen by kernels too."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 from builders import VOCAB_SIZE, build_drafter
+from drafts import branches_of
 from transformers import LogitsProcessorList, TemperatureLogitsWarper
 
 import domino_kernels
-from hf_domino.decoding import branches, growing
+from hf_domino.decoding import growing
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
+from hf_domino.methods import correction
 from hf_domino.targets.view import TargetModel
 
 DEPTH, NUM_NODES = 4, 20
@@ -26,9 +28,9 @@ def launched(monkeypatch):
     """Names of the operations that branches take, in order."""
     names = []
     for name in ("advance_branches", "correct_branches"):
-        operation = getattr(branches, name)
+        operation = getattr(correction, name)
         noting = lambda *inputs, name=name, operation=operation: names.append(name) or operation(*inputs)  # noqa: E731
-        monkeypatch.setattr(branches, name, noting)
+        monkeypatch.setattr(correction, name, noting)
     return names
 
 
@@ -44,7 +46,7 @@ def grow(tiny, processors=(), is_drawn=False, is_fixed=True, drafted=None, **opt
     noise = torch.empty(2, DEPTH, VOCAB_SIZE).exponential_(generator=generator) if is_drawn else None
     distribution, target = TokenDistribution(LogitsProcessorList(processors)), TargetModel(tiny)
     ends = torch.empty(0, dtype=torch.long) if is_fixed else None
-    behind = branches.CorrectedBranches(drafter, target, hidden, prefixes, distribution, noise, is_tree=True)
+    behind = branches_of(drafter, target, hidden, prefixes, distribution, noise, is_tree=True)
     return growing.grow(behind, NUM_NODES, ends=ends)
 
 

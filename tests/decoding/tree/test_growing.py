@@ -8,10 +8,11 @@ from functools import partial
 import pytest
 import torch
 from builders import EOS, build_drafter
+from drafts import branches_of
 from rederived import Rederived
 from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper
 
-from hf_domino.decoding.branches import SHARPNESS, CorrectedBranches
+from hf_domino.decoding.branches import SHARPNESS
 from hf_domino.decoding.growing import grow
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
@@ -62,7 +63,7 @@ def behind(drafter, model, prefixes, depth=DEPTH, distribution=LAW, noise=None, 
     target, generator = TargetModel(model), torch.Generator().manual_seed(3)
     hidden = torch.randn(len(prefixes.ids), depth, drafter.config.hidden_size, generator=generator)
     options = {"num_nodes": 20} | options
-    branches = CorrectedBranches(drafter, target, hidden, prefixes, distribution, noise, is_tree=True)
+    branches = branches_of(drafter, target, hidden, prefixes, distribution, noise, is_tree=True)
     return grow(branches, **options), (
         drafter,
         target,
@@ -100,7 +101,7 @@ def test_rows_of_a_batch_grow_as_if_each_were_alone(tiny_qwen3, kind):
     together, (_, target, hidden, *_) = behind(drafter, tiny_qwen3, prefixes, distribution=distribution, num_nodes=9)
     for row in range(3):
         own = Prefixes(prefixes.ids[row : row + 1], [prefixes.lengths[row]], [row])
-        alone = grow(CorrectedBranches(drafter, target, hidden[row : row + 1], own, distribution, is_tree=True), 9)
+        alone = grow(branches_of(drafter, target, hidden[row : row + 1], own, distribution, is_tree=True), 9)
         expected = paths_of(alone)
         found = {path: chance for path, chance in paths_of(together, row).items() if chance > 1e-6}
         assert found.keys() >= expected.keys()

@@ -10,10 +10,10 @@ Shapes: N tokens, H hidden size, G width of the prefix state.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from hf_domino.methods.domino import PrefixGRU
 from hf_domino.targets.view import TargetModel
 
 MAX_BYTES = 2**25  # enough for 5,461 tokens with the sizes of Qwen3-8B; a full table is emptied
@@ -29,11 +29,11 @@ class InputTable:
             new products are added.
     """
 
-    def __init__(self, gru: PrefixGRU, target: TargetModel, max_bytes: int = MAX_BYTES):
+    def __init__(self, gru: Any, target: TargetModel, max_bytes: int = MAX_BYTES):
         self._gru = gru
         self._target = target
         self._most = max_bytes // (3 * gru.hidden_size * gru.weight_ih_l0.element_size())
-        self._products: dict[int, torch.Tensor] = {}  # [3G] each
+        self._products: dict[int, torch.Tensor] = {}  # [1, 3G] each
 
     @property
     def num_bytes(self) -> int:
@@ -48,11 +48,11 @@ class InputTable:
             weight = self._gru.weight_ih_l0
             embeds = self._target.embed(torch.tensor(missing, device=weight.device))
             products = self._gru.project_inputs(embeds.to(weight)).to(weight)  # undo the lower precision of autocast
-            self._products |= zip(missing, products.unbind(), strict=True)
+            self._products |= zip(missing, products.split(1), strict=True)
 
     def rows(self, token_ids: Sequence[int]) -> torch.Tensor:
         """The input products `[N, 3G]` of N tokens."""
         self.add(token_ids)
         if len(token_ids) == 1:
-            return self._products[token_ids[0]][None]
-        return torch.stack([self._products[token] for token in token_ids])
+            return self._products[token_ids[0]]
+        return torch.cat([self._products[token] for token in token_ids])

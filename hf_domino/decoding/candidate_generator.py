@@ -57,7 +57,7 @@ class DominoCandidateGenerator(CandidateGenerator):
         target_model (`PreTrainedModel`): The model that generates.
         generation_config (`GenerationConfig`): The merged configuration of the call. `num_assistant_tokens` limits how
             many tokens a round drafts along one path. `prompt_lookup_num_tokens` turns on prompt lookup, and limits how
-            many tokens it proposes in a round. A drafter with a `memory` looks up 10 tokens without it.
+            many tokens it proposes in a round. A drafter with a `memory` looks up 32 tokens without it.
         logits_processor (`LogitsProcessorList`, *optional*): The logits processors of the call. Drafting applies those
             that keep no state. Defaults to none.
         model_kwargs (`dict`, *optional*): The keyword arguments of the target's forward. They are not kept, because

@@ -8,6 +8,10 @@ long match predicts more tokens than a drafter can. The sequences of a batch rea
 Of several matches, those that agree on the next token count together (SuffixDecoding, arXiv 2411.04975). A match that
 is longer says more, but so do several that agree, and how much each is worth is learnt from the rounds.
 
+Proposals are chains. Trees of all continuations that matches have would be accepted more often (1.36 tokens a forward
+in place of 1.29, for held-out answers of SmolLM2-135M-Instruct with a memory of 300,000 tokens), but the time that a
+CPU needs to verify a tree takes nearly all of it back.
+
 Transformers' own prompt lookup, which works without a drafter, takes the first match of at most two tokens.
 
 Shapes: B unfinished sequences, P proposals.
@@ -57,7 +61,9 @@ NEAR, FAR, TWO_AGREE, MORE_AGREE, MOST_AGREE, FEWER_AGREE = range(6)
 MOST_SHARE = 0.7  # of the matches; from here on, most agree
 NO_MATCH = 0  # the class of a proposal without a match
 FIRST_RATES = (0.0, *(rate for rates in GUESSES.values() for rate in rates))
-DEFAULT_LOOKUP_TOKENS = 10  # proposals per round if the drafter has a memory and the call does not say
+# Proposals per round if the drafter has a memory and the call does not say. In other texts than edits, 10 are as good:
+# longer matches are too rare there to gain or to cost more than half a percent.
+DEFAULT_LOOKUP_TOKENS = 32
 
 
 class PromptLookup:

@@ -289,6 +289,29 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     )
 
 
+def edits(folder: Path, files: Sequence[str]) -> str:
+    """Tokens a forward of prompt lookup in edit loops: a line for each memory, a column for each limit of tokens."""
+    rows = read_runs(folder / files[0])
+    limits = sorted({row["limit"] for row in rows})
+    body = []
+    for method in dict.fromkeys(row["method"] for row in rows):
+        of_method = [row for row in rows if row["method"] == method]
+        body.append([method, *(_tokens_a_round(row for row in of_method if row["limit"] == limit) for limit in limits)])
+    changes = len({row["change"] for row in rows})
+    first = rows[0]
+    return (
+        f"{markdown_table([f'up to {limit} tokens a round' for limit in limits], body)}\n"
+        f"- [{Path(files[0]).name}]({files[0]}): {changes} change{'s' if changes > 1 else ''} to each of "
+        f"{len({row['module'] for row in rows})} files, tokenizer of {first['tokenizer']}, seed {first['seed']}, "
+        f"{_machine(*rows)}.\n"
+    )
+
+
+def _tokens_a_round(rows: Iterable[dict]) -> str:
+    chosen = list(rows)
+    return f"{sum(row['new_tokens'] for row in chosen) / sum(row['rounds'] for row in chosen):.2f}"
+
+
 def recipe(folder: Path, files: Sequence[str]) -> str:
     """CPU-minutes of each stage of a recipe, by the first of FILES, and what its drafter emitted, by the other."""
     spent: dict[str, float] = {}
@@ -324,6 +347,7 @@ TABLES = (
     minutes,
     costs,
     rollouts,
+    edits,
     recipe,
 )
 RENDERED = {function.__name__: function for function in TABLES}

@@ -44,6 +44,8 @@ DRAFTERS = [
     {"projector_type": "dflash2"},
     {"projector_type": "dfly"},
     {"projector_type": "xpress"},
+    {"projector_type": "recycling"},
+    {"projector_type": "recycling", "draft_length": "adaptive"},
 ]
 DRAFTERS += [{"draft_pool_size": None}, {"draft_length": "adaptive"}]
 

@@ -20,6 +20,7 @@ import transformers
 import triton_interpreter  # noqa: F401, it must come before what follows
 import yaml
 from builders import EOS, MASK, PAD, SEED, TINY, build_drafter
+from quick_tier import QUICK
 from tokenizers import Regex, Tokenizer
 from tokenizers.decoders import Fuse
 from tokenizers.models import WordLevel
@@ -43,6 +44,15 @@ torch.set_num_threads(1)  # tiny models run faster on one thread, and tests run 
 def pytest_report_header() -> str:
     """Say which ends of the supported versions a run is about."""
     return f"torch {torch.__version__}, transformers {transformers.__version__}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of `pytest -m quick`."""
+    files = {Path(__file__).parent / name for name in QUICK.values()}
+    for item in items:
+        is_long = any(item.get_closest_marker(name) for name in ("slow", "gpu", "vllm"))
+        if item.path in files and not is_long:
+            item.add_marker(pytest.mark.quick)
 
 
 def pytest_collection_finish() -> None:

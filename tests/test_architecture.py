@@ -12,6 +12,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
+from quick_tier import QUICK
 
 import hf_domino
 from hf_domino import training
@@ -176,3 +177,11 @@ def test_documents_name_the_oldest_transformers():
     oldest = re.search(r'"transformers>=([\d.]+),<6"', (ROOT / "pyproject.toml").read_text())[1]
     assert f"transformers from {oldest} up to 6" in (ROOT / "README.md").read_text()
     assert f'"transformers=={oldest}"' in (ROOT / "CONTRIBUTING.md").read_text()
+
+
+def test_the_quick_tier_has_a_file_for_each_package():
+    rooms = {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {
+        path.stem for path in PACKAGE.glob("[!_]*.py")
+    }
+    assert rooms - QUICK.keys() == set()
+    assert [name for name in QUICK.values() if not (ROOT / "tests" / name).is_file()] == []

@@ -12,6 +12,7 @@ import threading
 import pytest
 import torch
 from builders import VOCAB_SIZE, build_drafter, left_padded
+from method_table import EVERY, RECYCLING
 from oracle import faults
 from transformers import LogitsProcessor, StoppingCriteria
 from transformers.generation.streamers import BaseStreamer
@@ -48,15 +49,10 @@ DRAFTERS = {
     "adaptive": {"draft_length": "adaptive"},
     "adaptive, all tokens": {"draft_length": "adaptive", "draft_pool_size": None},
     "baseline": {"projector_type": "dflash"},
-    "dspark": {"projector_type": "dspark", "markov_head_type": "gated"},
-    "dspark, rnn": {"projector_type": "dspark", "markov_head_type": "rnn", "draft_pool_size": None},
-    "dflash2": {"projector_type": "dflash2"},
-    "dfly": {"projector_type": "dfly"},
-    "xpress": {"projector_type": "xpress"},
-    "eagle3": {"projector_type": "eagle3"},
-    "recycling": {"projector_type": "recycling", "draft_tree_size": None},
+    RECYCLING: {"projector_type": RECYCLING, "draft_tree_size": None},
 }
-OTHERS = ("dspark", "dspark, rnn", "dflash2", "dfly", "xpress", "eagle3", "recycling")
+DRAFTERS |= {name: fields for name, fields in EVERY.items() if not name.startswith("domino")}
+OTHERS = tuple(name for name in DRAFTERS if name in {*EVERY, RECYCLING})
 ENDS = {"full": {"eos_token_id": -1}, "early": {"eos_token_id": list(range(1, 7))}}
 FEATURES = {
     "several sequences": (1, {"num_return_sequences": 3}),

@@ -220,12 +220,6 @@ def test_a_typo_is_named(typed, said, capsys):
     assert said in shown
 
 
-@pytest.mark.parametrize("page", ["data", "speed", "training"])
-def test_documents_say_which_fields_hold_a_prompt(page):
-    text = (Path(__file__).parents[2] / "docs" / f"{page}.md").read_text()
-    assert f"records with {PROMPT_FIELDS}" in " ".join(text.split())
-
-
 def test_the_commands_of_a_first_day_stand_apart(capsys):
     assert ended("--help") == 0
     first, more = capsys.readouterr().out.split("commands of a first day:")[1].split("more commands:")

@@ -8,6 +8,7 @@ import families
 import pytest
 import torch
 from builders import PAD
+from method_table import EVERY, RECYCLING
 from oracle import faults, proposed
 from test_sampling_distribution import P_VALUE, VOCAB, exact_law, p_value
 from test_sampling_distribution import PROMPT as SHORT_PROMPT
@@ -24,14 +25,6 @@ STATIC = GREEDY | {"cache_implementation": "static"}
 takes_static = pytest.mark.skipif(
     CACHE != "cache", reason="before 5.24, Transformers' assisted loop has no static cache"
 )
-METHODS = {
-    "domino": {},
-    "domino behind the anchor": {"shift_label": False},
-    "dflash": {"projector_type": "dflash"},
-    "dspark": {"projector_type": "dspark", "markov_head_type": "gated", "markov_rank": 8},
-    "dflash2": {"projector_type": "dflash2", "selector_rank": 8, "selector_top_k": 8, "conv_kernel_size": 2},
-    "eagle3": {"projector_type": "eagle3"},
-}
 
 
 @pytest.fixture
@@ -61,10 +54,10 @@ def native(monkeypatch):
 
 
 def drafter_of(method, target, make_drafter):
-    return hf_domino.recycling(target) if method == "recycling" else make_drafter(target, **METHODS[method])
+    return hf_domino.recycling(target) if method == RECYCLING else make_drafter(target, **EVERY[method])
 
 
-@pytest.mark.parametrize("method", [*METHODS, "recycling"])
+@pytest.mark.parametrize("method", [*EVERY, RECYCLING])
 def test_greedy_text_of_transformers_loop_is_plain_text(method, native, tiny_llama, make_drafter, forward_clock):
     drafter = drafter_of(method, tiny_llama, make_drafter)
     plain = tiny_llama.generate(PROMPT, **GREEDY)
@@ -164,7 +157,7 @@ def test_embeddings_alone_are_refused_by_name(native, tiny_qwen3, make_drafter):
 
 
 @takes_static
-@pytest.mark.parametrize("method", [*METHODS, "recycling"])
+@pytest.mark.parametrize("method", [*EVERY, RECYCLING])
 def test_no_candidate_is_proposed_beyond_the_end_of_a_static_cache(method, native, tiny_llama, make_drafter):
     """Its slots are as many as the text has positions."""
     drafter = drafter_of(method, tiny_llama, make_drafter)

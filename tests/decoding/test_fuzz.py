@@ -11,6 +11,7 @@ from builders import left_padded
 from families import build
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from method_table import EVERY, RECYCLING
 from oracle import oracle
 
 from hf_domino import LookupMemory
@@ -39,13 +40,9 @@ DRAFTERS = [
     {},
     {"block_size": 2},
     {"block_size": 9},
-    {"projector_type": "dflash"},
-    {"projector_type": "dspark"},
-    {"projector_type": "dflash2"},
-    {"projector_type": "dfly"},
-    {"projector_type": "xpress"},
-    {"projector_type": "recycling"},
-    {"projector_type": "recycling", "draft_length": "adaptive"},
+    *EVERY.values(),
+    {"projector_type": RECYCLING},
+    {"projector_type": RECYCLING, "draft_length": "adaptive"},
 ]
 DRAFTERS += [{"draft_pool_size": None}, {"draft_length": "adaptive"}]
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from builders import build_drafter
+from method_table import EVERY
 from released import (
     DFLASH,
     DOMINO_8B,
@@ -118,8 +119,8 @@ def test_what_is_not_read_is_said_once_at_load(tiny_qwen3, tmp_path, caplog):
 
 
 def test_our_own_files_hold_nothing_that_is_not_read(tiny_qwen3, tmp_path, caplog):
-    for kind in ("domino", "dflash", "dspark", "dflash2", "dfly", "xpress", "eagle3"):
-        build_drafter(tiny_qwen3, projector_type=kind).save_pretrained(tmp_path / kind)
+    for kind, fields in EVERY.items():
+        build_drafter(tiny_qwen3, **fields).save_pretrained(tmp_path / kind)
         with caplog.at_level(logging.WARNING):
             DominoDraftModel.from_pretrained(tmp_path / kind)
     assert "not read" not in caplog.text

@@ -67,22 +67,23 @@ import sys, torch
 from transformers import AutoModelForCausalLM
 target = AutoModelForCausalLM.from_pretrained(sys.argv[1]).eval()
 prompt = torch.tensor([[5, 9, 33, 20, 7, 41]])
-for choice in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8}):
-    options = {**choice, "max_new_tokens": 12, "return_dict_in_generate": True}
-    torch.manual_seed(7)
-    plain = target.generate(prompt, **options)
-    torch.manual_seed(7)
-    assisted = target.generate(prompt, **options, custom_generate=sys.argv[2], trust_remote_code=True)
-    assert torch.equal(plain.sequences, assisted.sequences)
-    assert assisted.stats.num_new_tokens > 0
-    generate = target.load_custom_generate(sys.argv[2], trust_remote_code=True)
-    assert len(generate(target, prompt, max_new_tokens=4, drafter=sys.argv[2])) == 1
-try:
-    target.generate(prompt, max_new_tokens=4, custom_generate=sys.argv[2])
-except ValueError as error:
-    assert "trust_remote_code" in str(error), error
-else:
-    raise AssertionError("code of a folder ran without being trusted")
+for name in sys.argv[2:]:
+    for choice in ({"do_sample": False}, {"do_sample": True, "temperature": 0.8}):
+        options = {**choice, "max_new_tokens": 12, "return_dict_in_generate": True}
+        torch.manual_seed(7)
+        plain = target.generate(prompt, **options)
+        torch.manual_seed(7)
+        assisted = target.generate(prompt, **options, custom_generate=name, trust_remote_code=True)
+        assert torch.equal(plain.sequences, assisted.sequences)
+        assert assisted.stats.num_new_tokens > 0
+    generate = target.load_custom_generate(name, trust_remote_code=True)
+    assert len(generate(target, prompt, max_new_tokens=4, drafter=name)) == 1
+    try:
+        target.generate(prompt, max_new_tokens=4, custom_generate=name)
+    except ValueError as error:
+        assert "trust_remote_code" in str(error), error
+    else:
+        raise AssertionError("code of a folder ran without being trusted")
 """
 HIDE = "import sys; sys.modules['hf_domino'] = None\n"
 
@@ -95,10 +96,9 @@ def started(code, tmp_path, *arguments):
     return subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("name", ["{folder}", "user/drafter"], ids=["folder", "hub"])
-def test_by_transformers_name_for_it(saved_pair, carrying, name, tmp_path):
-    """In a process that never imports this package itself."""
-    done = started(USE, tmp_path, saved_pair[0], name.format(folder=carrying))
+def test_by_transformers_name_for_it(saved_pair, carrying, tmp_path):
+    """By its folder and its Hub name, in a process that never imports this package itself."""
+    done = started(USE, tmp_path, saved_pair[0], carrying, "user/drafter")
     assert done.returncode == 0, done.stderr
 
 

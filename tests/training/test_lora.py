@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from method_table import EVERY, METHODS
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
@@ -15,18 +16,7 @@ from hf_domino import DominoDraftModel
 from hf_domino.cli.main import main
 from hf_domino.training.evidence.acceptance import simulate_acceptance
 
-# A drafter of every kind and head.
-SHAPES = {
-    "domino": {},
-    "dflash": {"projector_type": "dflash", "conv_kernel_size": 2},
-    "dspark": {"projector_type": "dspark", "markov_rank": 8},
-    "dspark, gated": {"projector_type": "dspark", "markov_rank": 8, "markov_head_type": "gated"},
-    "dspark, rnn": {"projector_type": "dspark", "markov_rank": 8, "markov_head_type": "rnn"},
-    "dflash2": {"projector_type": "dflash2", "selector_rank": 8},
-    "dfly": {"projector_type": "dfly"},
-    "xpress": {"projector_type": "xpress", "xpress_rank": 8},
-    "eagle3": {"projector_type": "eagle3", "num_hidden_layers": 1, "target_layer_ids": [0, 1, 2]},
-}
+SHAPES = EVERY | {"eagle3": METHODS["eagle3"] | {"num_hidden_layers": 1, "target_layer_ids": [0, 1, 2]}}
 
 
 @pytest.fixture

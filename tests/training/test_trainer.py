@@ -8,6 +8,7 @@ from functools import partial
 import pytest
 import torch
 from datasets import Dataset
+from method_table import METHODS
 
 from hf_domino import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
@@ -36,15 +37,8 @@ def logged(trainer, name: str) -> list[float]:
 
 @pytest.mark.parametrize(
     "kind",
-    [
-        {"shift_label": True, "pure_draft_prefix_len": 1},
-        {"projector_type": "dflash"},
-        {"projector_type": "dspark"},
-        {"projector_type": "dflash2"},
-        {"projector_type": "dfly"},
-        {"projector_type": "xpress"},
-        {"projector_type": "eagle3"},
-    ],
+    METHODS.values(),
+    ids=METHODS,
 )
 def test_overfitting_lowers_the_loss_and_raises_acceptance(kind, target, make_drafter, make_trainer, greedy_rows):
     drafter = make_drafter(target, **kind)

@@ -21,7 +21,7 @@ from recipes.cards import write_cards
 
 CARDS = Path(__file__).parents[1] / "model_cards"
 NAMES = [BUNDLED, f"{BUNDLED}-domino", f"{BUNDLED}-dflash"]
-DRAFTERS = [*NAMES[1:], "smollm2-135m-instruct-domino"]
+DRAFTERS = [*NAMES[1:], "qwen2.5-coder-0.5b-instruct-domino", "smollm2-135m-instruct-domino"]
 PYTHON_BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 WEIGHTS = ("*.safetensors", "README.md")
 

@@ -17,7 +17,6 @@ from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.publishing.folder_card import card_for
 from hf_domino.training.fields import RECORDED
 from recipes.corpus import REQUIREMENTS
-from recipes.smollm2_target import HUB_NAME, PACKAGE
 
 TARGET = Path(__file__).with_name("card_target.md")
 RECIPE = Path(__file__).with_name("drafter.yaml")
@@ -31,21 +30,6 @@ ABOUT_PAIR = """
 folders beside each other, as in the project's `model_cards/`. `{target}-domino` and `{target}-dflash` have the same
 backbone, block size, loss weights, data and steps, which are in `model_cards/workshop/recipes/drafter.yaml`. Both were
 measured in one run, whose results are in the card of `{target}-domino`.
-"""
-ABOUT_SMOLLM2 = f"""
-## About the target
-
-The drafter was trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` contains it: in four bits,
-dequantized to bf16. `python model_cards/workshop recipe smollm2` builds this target. We expect a similar acceptance
-with the original weights, but have not measured it. If you can reach the Hub, measure it with
-`hf-domino bench --target {HUB_NAME} --drafter FOLDER`.
-
-The drafter started as a copy of the target's last layers (`start_from_target`). It was trained for 3,520 steps on two
-cores, and then on an H200 that also did other work: 700 steps of 64 examples, 1,400 of 32, and the steps listed above.
-The prompts for the measurements are in `model_cards/workshop/recipes/smollm2_prompts.jsonl`; those for
-`results-long.jsonl`, with about 1,500 tokens each, are in `model_cards/workshop/recipes/smollm2_long_prompts.jsonl`.
-The training text, in `text`, was written separately. The results in `gpu-speed` and `sampled-speed` belong to the
-drafter of 3,520 steps.
 """
 
 
@@ -62,8 +46,16 @@ def write_cards(target_folder: Path, work: Path) -> None:
         (folder / CARD).write_text(card + _pictures(folder) + ABOUT_PAIR.format(target=name), encoding="utf-8")
 
 
-def write_smollm2_card(folder: Path, run: Path) -> Path:
-    """Write the card of a drafter of SmolLM2 from its configuration, its training and its rows, if it was measured."""
+def write_drafter_card(folder: Path, run: Path, target: str, about: str) -> Path:
+    """Write a drafter's card from its configuration, its training and its rows, if it was measured.
+
+    Args:
+        folder (`Path`): Folder of the drafter.
+        run (`Path`): Folder of its training, with the card that the trainer wrote. Without one, the card in `folder`
+            is written again.
+        target (`str`): Hub name of the target.
+        about (`str`): What else there is to say, as Markdown.
+    """
     path = folder / CARD
     if (run / CARD).is_file():
         shutil.copy(run / CARD, path)
@@ -71,8 +63,8 @@ def write_smollm2_card(folder: Path, run: Path) -> Path:
     path.write_text(
         re.sub("^# .*$", f"# {folder.name}", read_text(path), count=1, flags=re.MULTILINE), encoding="utf-8"
     )
-    card = card_for(folder, target=HUB_NAME, metadata=LICENCE)
-    path.write_text(card + _pictures(folder) + ABOUT_SMOLLM2, encoding="utf-8")
+    card = card_for(folder, target=target, metadata=LICENCE)
+    path.write_text(card + _pictures(folder) + about, encoding="utf-8")
     return path
 
 

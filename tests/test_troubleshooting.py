@@ -27,7 +27,8 @@ PROMPT = torch.tensor([[5, 6, 7]])
 def without_head(target, folder):
     build_drafter(target).save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"projector_type": "dflash"}))
+    of_dflash = {name: value for name, value in config.items() if name not in ("emb_dim", "gru_hidden_dim")}
+    (folder / "config.json").write_text(json.dumps(of_dflash | {"projector_type": "dflash"}))
     DominoDraftModel.from_pretrained(folder)
 
 

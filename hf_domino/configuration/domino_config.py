@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
@@ -228,12 +228,16 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
                 f"model_type must be {cls.model_type!r}, got {model_type!r}: this is no drafter of hf_domino. "
                 "Load a target with AutoModelForCausalLM; drafters are made by `hf-domino train`."
             )
-        if "projector_type" in kwargs:  # it selects the class, which may lack fields of the method in the file
+        if "projector_type" in kwargs:  # it selects the class
             chosen = kwargs.pop("projector_type")
-            lacking = set(all_fields()) - {field.name for field in fields(cls.of_method(chosen))}
-            config_dict = {name: value for name, value in config_dict.items() if name not in lacking}
-            config_dict |= {"projector_type": chosen}
+            config_dict = cls.fields_for(chosen, config_dict) | {"projector_type": chosen}
         return super().from_dict(config_dict, **kwargs)
+
+    @classmethod
+    def fields_for(cls, projector_type: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of a file without those that only other methods have than the one chosen for it."""
+        lacking = set(all_fields()) - {field.name for field in fields(cls.of_method(projector_type))}
+        return {name: value for name, value in stored.items() if name not in lacking}
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save the configuration, with the arguments of [`~transformers.PreTrainedConfig.save_pretrained`]."""

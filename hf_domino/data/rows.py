@@ -196,7 +196,7 @@ def load_rows(
         max_rows (`int`, *optional*): Maximum number of records to read, starting with the first. Defaults to all.
         chat_template_kwargs (`Mapping`, *optional*): Variables for the chat template, such as
             `{"enable_thinking": False}`.
-        num_proc (`int`, *optional*): Number of processes that encode the records of files and of `datasets.Dataset`s.
+        num_proc (`int`, *optional*): Number of processes that encode the records of files and of a `datasets.Dataset`.
             Defaults to one.
 
     Returns:

@@ -96,6 +96,7 @@ def test_each_form_is_read_alike_from_a_list_a_data_set_and_a_file(form, name, t
         assert list(trainer.train_dataset) == expected
 
 
+@pytest.mark.slow  # `datasets` forks, and a fork of a process with many threads can wait for a lock for ever
 def test_several_processes_encode_the_same_examples(tiny_tokenizer, tmp_path):
     records = [{"text": "ab cd"[: 1 + index % 5] * 3} for index in range(11)]
     records[3] = {"input_ids": [5]}  # no anchor

@@ -23,10 +23,13 @@ def test_modules_are_attributes():
 
 
 @pytest.mark.slow
-def test_a_configuration_is_made_wherever_its_class_is_imported_from():
-    script = "from hf_domino.configuration.domino_config import DominoConfig; print(type(DominoConfig()).__name__)"
+@pytest.mark.parametrize(
+    "made", ["DominoConfig()", "DominoConfig.from_dict({'gru_hidden_dim': 64}, projector_type='dflash')"]
+)
+def test_a_configuration_is_made_wherever_its_class_is_imported_from(made):
+    script = f"from hf_domino.configuration.domino_config import DominoConfig; print({made}.projector_type)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "DominoMethodConfig"
+    assert done.stdout.strip() == ("dflash" if "dflash" in made else "domino")
 
 
 def test_other_names_are_refused():

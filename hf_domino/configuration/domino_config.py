@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import fields
 from importlib import import_module
 from typing import Any
@@ -219,8 +219,13 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
         """Build a configuration from a dictionary, as `from_pretrained` reads it.
 
+        Args:
+            config_dict (`dict`): The fields of a file.
+            kwargs: Fields that replace those of the file, and arguments of Transformers. With another `projector_type`,
+                fields of the file that the new method lacks are left out.
+
         Raises:
-            ValueError: If the dictionary describes another kind of model.
+            ValueError: If the dictionary describes another kind of model, or a field is out of its range.
         """
         model_type = config_dict.get("model_type", cls.model_type)
         if model_type != cls.model_type:
@@ -228,16 +233,13 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
                 f"model_type must be {cls.model_type!r}, got {model_type!r}: this is no drafter of hf_domino. "
                 "Load a target with AutoModelForCausalLM; drafters are made by `hf-domino train`."
             )
-        if "projector_type" in kwargs:  # it selects the class
-            chosen = kwargs.pop("projector_type")
-            config_dict = cls.fields_for(chosen, config_dict) | {"projector_type": chosen}
-        return super().from_dict(config_dict, **kwargs)
-
-    @classmethod
-    def fields_for(cls, projector_type: Any, stored: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the fields of a file without those that only other methods have than the one chosen for it."""
-        lacking = set(all_fields()) - {field.name for field in fields(cls.of_method(projector_type))}
-        return {name: value for name, value in stored.items() if name not in lacking}
+        stored_method = config_dict.get("projector_type", cls.projector_type)
+        method = cls.of_method(kwargs.get("projector_type", stored_method))
+        if "projector_type" in kwargs:
+            lacking = set(all_fields()) - {field.name for field in fields(method)}
+            config_dict = {name: value for name, value in config_dict.items() if name not in lacking}
+        replaced = {name: kwargs.pop(name) for name in list(kwargs) if name in all_fields()}
+        return super().from_dict(config_dict | replaced, **kwargs)
 
     def save_pretrained(self, save_directory: Any, *args: Any, **kwargs: Any) -> Any:
         """Save the configuration, with the arguments of [`~transformers.PreTrainedConfig.save_pretrained`]."""

@@ -140,15 +140,13 @@ def _config(found: Format, stored: StoredConfig, overrides: Fields) -> DominoCon
         found.refuse_what_is_not_run(stored)
         fields = found.fields(stored)
         fields["rope_interleaved"] = rope_interleaved(stored, INTERLEAVED_CLASS in classes_of(stored))
-        if "projector_type" in overrides:
-            fields = DominoConfig.fields_for(overrides["projector_type"], fields)
-        fields |= overrides
-        method = METHODS.get(fields.get("projector_type", DominoConfig.projector_type))
-        if fields.get("target_layer_ids") is None and method is not None and method.config_class.needs_layer_ids:
-            raise misfit("target_layer_ids", "given", None, WHICH_LAYERS)
         fields.pop(LABELS, None)
-        _check_types(fields, overrides)
-        return DominoConfig.from_dict(fields)
+        asked = fields | overrides
+        method = METHODS.get(asked.get("projector_type", DominoConfig.projector_type))
+        if asked.get("target_layer_ids") is None and method is not None and method.config_class.needs_layer_ids:
+            raise misfit("target_layer_ids", "given", None, WHICH_LAYERS)
+        _check_types(asked, overrides)
+        return DominoConfig.from_dict(fields, **overrides)
     except (
         StrictDataclassError,
         TypeError,

@@ -235,6 +235,25 @@ def test_a_target_is_no_drafter(saved_pair):
         DominoConfig.from_pretrained(saved_pair[0])
 
 
+def test_fields_are_replaced_while_a_configuration_is_read(saved_pair):
+    folder = saved_pair[1]
+    config = DominoConfig.from_pretrained(folder, projector_type="dflash", block_size=4)
+    assert (config.projector_type, config.block_size) == ("dflash", 4)
+    assert not hasattr(config, "gru_hidden_dim")  # a field of the method in the file
+    for replaced, message in (
+        ({"block_size": 1}, r"block_size must be in \[2, 1024\], got 1"),
+        ({"selector_rank": 8}, r"selector_rank of a Domino drafter must be left out, got 'given'"),
+        (
+            {"projector_type": "dflash", "gru_hidden_dim": 8},
+            r"gru_hidden_dim of a DFlash drafter must be left out, got 'given'",
+        ),
+        ({"projector_type": "medusa"}, r"projector_type must be one of .* got 'medusa'"),
+    ):
+        for read in (DominoConfig.from_pretrained, DominoDraftModel.from_pretrained):
+            with pytest.raises(ValueError, match=message):
+                read(folder, **replaced)
+
+
 def test_fields_are_checked_wherever_they_are_set(saved_pair):
     folder = saved_pair[1]
     with pytest.raises(ValueError, match=r"draft_length must be one of \('adaptive', 'full'\), got 'short'"):

@@ -29,15 +29,10 @@ import torch
 from transformers import GenerationConfig
 
 from hf_domino.decoding.estimates import Acceptance
-from hf_domino.decoding.lookup_memory import (
-    DEFAULT_TOKENS,
-    LEAST_TOKENS,
-    LookupMemory,
-    StoredSequence,
-    check_memory,
-)
+from hf_domino.decoding.lookup_memory import DEFAULT_TOKENS, LEAST_TOKENS, LookupMemory, check_memory
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.round import Offer, Outcome, fitting_length
+from hf_domino.decoding.token_ring import StoredSequence
 from hf_domino.methods import DominoDraftModel
 
 # Proposed tokens are grouped into classes by the length of the match before them and by the vote of all matches of at
@@ -205,18 +200,19 @@ class PromptLookup:
         """
         memory = self._memory
         assert memory is not None
+        ring = memory.ring
         rates = self._rates
         tokens: list[int] = []
         classes: list[int] = []
         with memory.lock:
-            last = memory.last_slot(sequence)
+            last = ring.last_place(sequence)
             span = len(self._sequences) * sequence.num_tokens
             # The length of each match, the slot that it begins to continue at, and the next slot.
             matches = [(length, slot, slot) for length, slot in memory.places(sequence)]
             chance = 1.0
             while matches and len(tokens) < most:
-                is_near = memory.age(matches[0][1]) < span
-                token, kind = _choose([(length, memory.token_at(slot)) for length, _, slot in matches], is_near, rates)
+                is_near = ring.age(matches[0][1]) < span
+                token, kind = _choose([(length, ring.token_of[slot]) for length, _, slot in matches], is_near, rates)
                 chance *= rates[kind]
                 if chance < least:
                     break
@@ -224,13 +220,13 @@ class PromptLookup:
                 classes.append(kind)
                 following = []
                 for length, start, slot in matches:
-                    if memory.token_at(slot) != token:
+                    if ring.token_of[slot] != token:
                         continue
-                    after = memory.slot_after(slot)
-                    if after is None and slot == last:
-                        after = start  # the text so far goes on with what is proposed
-                    if after is not None:
-                        following.append((length + 1, start, after))
+                    after = ring.after_of[slot]
+                    if after:
+                        following.append((length + 1, start, after - 1))
+                    elif slot + 1 == last:  # the text so far goes on with what is proposed
+                        following.append((length + 1, start, start))
                 matches = following
         return tokens, classes
 

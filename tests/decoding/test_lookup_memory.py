@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from hf_domino import LookupMemory
-from hf_domino.decoding.lookup_memory import LONGEST_MATCH, MOST_PLACES
+from hf_domino.decoding.lookup_memory import LONGEST_MATCH
+from hf_domino.decoding.ngram_index import MOST_PLACES
 
 MOST_BYTES = 40  # a token, which the index must not exceed
 PASSAGE = list(range(100, 160))
@@ -22,7 +23,7 @@ PASSAGE = list(range(100, 160))
 
 def matches(memory, tokens):
     """The length of each match of the last tokens, and the token after it."""
-    return [(length, memory.token_at(slot)) for length, slot in memory.places(memory.add(tokens))]
+    return [(length, memory.ring.token_of[slot]) for length, slot in memory.places(memory.add(tokens))]
 
 
 def longest_by_hand(tokens):
@@ -48,9 +49,9 @@ def test_the_longest_match_is_found(tokens, splits):
     assert max((length for length, _ in found), default=0) == longest_by_hand(tokens)
     assert found == sorted(found, key=lambda place: -place[0])
     for length, slot in found:
-        place = next(place for place in range(2, len(tokens)) if memory.age(slot) == len(tokens) - 1 - place)
+        place = next(place for place in range(2, len(tokens)) if memory.ring.age(slot) == len(tokens) - 1 - place)
         assert tokens[place - length : place] == tokens[len(tokens) - length :]
-        assert memory.token_at(slot) == tokens[place]
+        assert memory.ring.token_of[slot] == tokens[place]
 
 
 def test_long_texts_are_indexed_like_short_ones():
@@ -111,9 +112,9 @@ def test_the_oldest_tokens_are_dropped():
     sequence = long.add(range(1000))
     assert len(long) == 100
     long.extend(sequence, [998, 999])
-    assert [(length, long.token_at(slot)) for length, slot in long.places(sequence)] == [(2, 998)]
+    assert [(length, long.ring.token_of[slot]) for length, slot in long.places(sequence)] == [(2, 998)]
     long.extend(sequence, [950, 951])
-    assert long.token_at(long.places(sequence)[0][1]) == 952
+    assert long.ring.token_of[long.places(sequence)[0][1]] == 952
 
 
 @settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -138,8 +139,8 @@ def test_a_cleared_memory_holds_nothing_and_goes_on():
     assert len(memory) == 0
     assert matches(memory, [7, *PASSAGE[3:9]]) == []
     memory.extend(sequence, [1, 2, 3, 1, 2])
-    assert [memory.token_at(slot) for _, slot in memory.places(sequence)] == [3]
-    assert not np.isin(memory._tokens, PASSAGE[10:]).any()
+    assert [memory.ring.token_of[slot] for _, slot in memory.places(sequence)] == [3]
+    assert not np.isin(memory.ring.tokens, PASSAGE[10:]).any()
 
 
 def test_a_saved_memory_finds_the_same(tmp_path):
@@ -261,14 +262,14 @@ def test_a_search_compares_few_tokens_however_often_they_occur(period):
     memory = LookupMemory()
     sequence = memory.add([token % period for token in range(100_000)])
     compared = []
-    count = memory._match_at
+    count = memory.ring.match_length
 
     def counted(slot, recent):
         length = count(slot, recent)
         compared.append(length)
         return length
 
-    memory._match_at = counted
+    memory.ring.match_length = counted
     found = memory.places(sequence)
     assert found[0][0] == LONGEST_MATCH
     assert sum(compared) <= 1100

@@ -5,18 +5,20 @@ from typing import TYPE_CHECKING
 from hf_domino._common.late import late
 
 if TYPE_CHECKING:
-    from hf_domino.data.rows import RowCounts, RowDataset, count_tokens, load_rows, most_frequent
+    from hf_domino.data.row_counts import RowCounts
+    from hf_domino.data.rows import RowDataset, load_rows
     from hf_domino.data.settings import WritingSettings
+    from hf_domino.data.token_counts import count_tokens, most_frequent
     from hf_domino.data.writers import EndpointWriter, TargetWriter
     from hf_domino.data.writing import write_data
 
 # Public name -> module from which it is loaded.
 _LATER = {
-    "RowCounts": "rows",
+    "RowCounts": "row_counts",
     "RowDataset": "rows",
     "load_rows": "rows",
-    "count_tokens": "rows",
-    "most_frequent": "rows",
+    "count_tokens": "token_counts",
+    "most_frequent": "token_counts",
     "write_data": "writing",
     "WritingSettings": "settings",
     "TargetWriter": "writers",

@@ -14,7 +14,8 @@ from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.from_target import within_window
 from hf_domino.data.records import RECORD_SUFFIXES, Source, check_file, from_dataset, from_files
-from hf_domino.data.rows import count_tokens, load_rows, most_frequent
+from hf_domino.data.rows import load_rows
+from hf_domino.data.token_counts import count_tokens, most_frequent
 from hf_domino.formats.draft_vocabulary import d2t_of
 from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments

@@ -13,7 +13,8 @@ import pytest
 from chats import chat_tokenizer, texts_of_row, write_lines
 
 from hf_domino.data import records
-from hf_domino.data.rows import RowCounts, RowDataset, encode_dataset, load_rows
+from hf_domino.data.row_counts import RowCounts
+from hf_domino.data.rows import RowDataset, encode_dataset, load_rows
 
 pytestmark = pytest.mark.transformers
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -96,20 +100,33 @@ def test_each_form_is_read_alike_from_a_list_a_data_set_and_a_file(form, name, t
         assert list(trainer.train_dataset) == expected
 
 
-@pytest.mark.slow  # `datasets` forks, and a fork of a process with many threads can wait for a lock for ever
-def test_several_processes_encode_the_same_examples(tiny_tokenizer, tmp_path):
+def test_several_processes_encode_the_same_examples(tiny_tokenizer, tmp_path, monkeypatch):
+    def fork(*_, **__):
+        raise AssertionError("a fork can wait for ever for a lock that a thread of this process holds")
+
+    monkeypatch.setattr(os, "fork", fork)
     records = [{"text": "ab cd"[: 1 + index % 5] * 3} for index in range(11)]
     records[3] = {"input_ids": [5]}  # no anchor
     path = tmp_path / "records.jsonl"
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     copied = tmp_path / "copied.jsonl"
     copied.write_text(path.read_text() + "\n")
-    alone, shared = load_rows(path, tiny_tokenizer), load_rows(copied, tiny_tokenizer, num_proc=3)
+    alone, shared = load_rows(path, tiny_tokenizer), load_rows(copied, tiny_tokenizer, num_proc=2)
     assert list(shared) == list(alone)
     assert shared.counts.left_out == 1
     for field in ("records", "rows", "tokens", "copies", "without_anchor"):
         assert getattr(shared.counts, field) == getattr(alone.counts, field)
     assert shared.counts.first_left_out.endswith("line 4")
+    monkeypatch.setattr(subprocess, "Popen", fork)  # what is in the cache is read without new processes
+    assert list(load_rows(copied, tiny_tokenizer, num_proc=2)) == list(alone)
+
+
+def test_what_a_process_does_not_encode_is_encoded_here(tiny_tokenizer, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(sys, "executable", shutil.which("false"))
+    path = tmp_path / "records.jsonl"
+    path.write_text('{"text": "abc"}\n' * 11)
+    assert len(load_rows(path, tiny_tokenizer, num_proc=3)) == 11
+    assert caplog.text.count("A process that encoded records ended with code 1") == 3
     path.write_text(path.read_text() + '{"text": 7}\n')
     with pytest.raises(ValueError, match=r"line 12: field `text` must be a string, got 7"):
         load_rows(path, tiny_tokenizer, num_proc=3)

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from hf_domino import DominoDraftModel
 from hf_domino.data import load_rows
-from hf_domino.data.rows import count_tokens, most_frequent
+from hf_domino.data.token_counts import count_tokens, most_frequent
 from hf_domino.formats.draft_vocabulary import d2t_of
 from hf_domino.training.evidence.acceptance import simulate_acceptance
 from hf_domino.training.parts import extend_drafter

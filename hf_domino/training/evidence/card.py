@@ -11,7 +11,7 @@ from hf_domino._common.provenance import provenance
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, merge_card, read_text
 from hf_domino.cards.training import draw_training, training_section
-from hf_domino.data.rows import RowCounts
+from hf_domino.data.row_counts import RowCounts
 from hf_domino.training.fields import RECORDED
 
 

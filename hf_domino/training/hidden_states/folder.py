@@ -29,7 +29,7 @@ from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.domino_config import DominoConfig
-from hf_domino.data.rows import RowCounts
+from hf_domino.data.row_counts import RowCounts
 from hf_domino.targets.identity import TargetIdentity, check_same, identify
 from hf_domino.training.objective.forward import STATES
 

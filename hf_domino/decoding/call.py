@@ -122,8 +122,13 @@ class Call:
         is_returned = bool(self.config.return_dict_in_generate)
         room = (self.widest, self.longest)
         static = StaticRunner(target, drafter, self.model_kwargs, workspace, is_returned, room)
-        draft_distribution = distribution.without_state()
-        return Parts(distribution, StaticDraftSession(drafter, target, draft_distribution, workspace), static)
+        arguments = (drafter, target, distribution.without_state(), workspace)
+        fixed: DraftSession
+        if drafter.config.learns_while_drafting:
+            fixed = RecyclingSession(*arguments)
+        else:
+            fixed = StaticDraftSession(*arguments)
+        return Parts(distribution, fixed, static)
 
     def _workspace(self, compiling: dict[str, Any] | None) -> Workspace:
         """Take or make a workspace, given the options with which its functions are compiled, if they are."""

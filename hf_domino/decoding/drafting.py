@@ -55,6 +55,9 @@ class DraftSession(ABC):
         self.executor = executor or Executor()
         self.scorer = drafter.scorer(target, reads_host=not self.executor.is_fixed)
         self.distribution = draft_distribution(self.scorer, distribution)
+        if self.executor.is_fixed:
+            ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long)
+            self._ends = self.executor.hold_on_device("ends", ends)
 
     def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
         """Store the target's hidden states at the last positions of a prompt, up to the one before the next anchor."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from hf_domino.methods import DominoDraftModel
@@ -30,6 +31,11 @@ class Executor:
         """Whether functions are compiled."""
         return False
 
+    @property
+    def num_prepared(self) -> int:
+        """How many functions have been captured or compiled so far, in rounds that took much longer than others."""
+        return 0
+
     def __init__(self, timer: PhaseTimer | None = None):
         self.timer = timer or PhaseTimer(enabled=False)
 
@@ -45,6 +51,15 @@ class Executor:
             The result of the function.
         """
         return function(*inputs)
+
+    def hold_on_device(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Return values that are fixed for a text, from where captured functions find them; here, as they are.
+
+        Args:
+            name (`str`): Any name that identifies them.
+            values (`torch.Tensor`): The values.
+        """
+        return values
 
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
         """End the call. A workspace becomes available to the next call of these models; here, nothing needs doing."""

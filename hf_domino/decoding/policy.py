@@ -302,8 +302,10 @@ def policy_for(
         size = config.fixed_tree_size
     if is_full:
         return Policy(most, size, is_full=True)
-    # On other devices, the time of a round hardly depends on the size of its tree.
-    smaller = config.smaller_trees if drafter.device.type == "cpu" else ()
+    # On other devices, the time of a round hardly depends on the size of its tree unless it has many sequences.
+    smaller = config.smaller_trees
+    if drafter.device.type != "cpu":
+        smaller = smaller[-1:] if is_static else ()
     with _lock:
         of_pair = _idle.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
         # Rounds of fixed shape have different costs, so they have a policy of their own.

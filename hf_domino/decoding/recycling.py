@@ -1,5 +1,8 @@
 """Drafting by token recycling: drafts come from a table of likely successors, which the target's logits fill.
 
+There is no context, so one session serves rounds that grow and rounds of fixed shape. The latter capture three stages:
+growing the tree, learning from the logits of a verified block, and writing what was learnt into the table.
+
 Shapes: B sequences, N proposals, P depths, V vocabulary.
 """
 
@@ -31,9 +34,15 @@ class RecyclingSession(DraftSession):
     def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
         """Learn successors from the target's logits at all verified positions, including rejected ones."""
         with self.executor.timer.phase("draft"):
-            tokens = torch.cat((prefixes.last(), proposals.tokens), dim=1)  # [B, N + 1]
-            above = tokens[:, :-1]
-            if proposals.parents is not None:
-                above = tokens.gather(1, proposals.parents)
-            before = torch.cat((prefixes.last_tokens(2)[:, :1], above), dim=1)
-            self.drafter.learn(tokens.flatten(), before.flatten(), logits.flatten(0, 1))
+            learnt = self.executor.run(self.learn_block, prefixes.last_tokens(2), proposals, logits)
+            self.executor.run(self.drafter.keep, *learnt)
+
+    def learn_block(self, last: torch.Tensor, proposals: Tree, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Learn from the block after the last two tokens `[B, 2]`; returns what to keep, tensors `[B, N + 1, ...]`."""
+        tokens = torch.cat((last[:, 1:], proposals.tokens), dim=1)  # [B, N + 1]
+        above = tokens[:, :-1]
+        if proposals.parents is not None:
+            above = tokens.gather(1, proposals.parents)
+        before = torch.cat((last[:, :1], above), dim=1)
+        learnt = self.drafter.learn(tokens.flatten(), before.flatten(), logits.flatten(0, 1))
+        return tuple(each.unflatten(0, tokens.shape) for each in learnt)

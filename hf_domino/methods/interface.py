@@ -144,12 +144,21 @@ class DraftingMethod:
         """
         raise NotImplementedError
 
-    def learn(self, tokens: torch.Tensor, before: torch.Tensor, logits: torch.Tensor) -> None:
-        """Learn from the target's logits `[N, V]` at tokens `[N]`; only for methods that learn as they draft.
+    def learn(self, tokens: torch.Tensor, before: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Learn from the target's logits at tokens; only for methods that learn as they draft.
+
+        Nothing changes until the result is passed to `keep`, so each of the two can be run again.
 
         Args:
             tokens (`torch.Tensor`): The tokens `[N]`.
             before (`torch.Tensor`): The token before each of them, `[N]`.
             logits (`torch.Tensor`): The logits for the token after each of them, `[N, V]`.
+
+        Returns:
+            `tuple`: What to keep, tensors `[N, ...]`.
         """
+        raise NotImplementedError
+
+    def keep(self, *learnt: torch.Tensor) -> None:
+        """Keep what [`~DraftingMethod.learn`] has returned; the tensors can have any number of first dimensions."""
         raise NotImplementedError

@@ -52,7 +52,7 @@ class RecyclingConfig(DominoConfig):
     lacks = dict.fromkeys(
         ("training", "export", "save_pretrained", "check_fit", "explain_round"),
         "It has no weights, and fills its table while hf_domino's own loop generates.",
-    ) | {"cache_implementation='static'": "Its trees are no rounds of fixed shape yet; leave it out."}
+    )
 
     @classmethod
     def choose_layers(cls, num_target_layers: int, num_captured: int | None = None) -> list[int]:
@@ -67,13 +67,27 @@ class RecyclingModel(DominoDraftModel):
     config: RecyclingConfig
 
     def build(self) -> None:
-        # The rows of the tokens come first, then those of the pairs. Until a row is seen, its scores are -inf.
+        # The rows of the tokens come first, then those of the pairs.
         size = self.config.vocab_size + NUM_PAIRS, min(NUM_SUCCESSORS, self.config.vocab_size)
-        self.successors = nn.Parameter(torch.arange(size[1]).repeat(size[0], 1), requires_grad=False)
-        self.scores = nn.Parameter(torch.full(size, -torch.inf), requires_grad=False)
-        self.pairs = nn.Parameter(torch.full((NUM_PAIRS,), -1), requires_grad=False)  # the pair that each row is of
+        self.successors = nn.Parameter(torch.empty(size, dtype=torch.long), requires_grad=False)
+        self.scores = nn.Parameter(torch.empty(size), requires_grad=False)
+        self.pairs = nn.Parameter(torch.empty(NUM_PAIRS, dtype=torch.long), requires_grad=False)  # of each row's pair
+        self.forget()
 
-    def learn(self, tokens: torch.Tensor, before: torch.Tensor, logits: torch.Tensor) -> None:
+    @torch.no_grad()
+    def forget(self) -> None:
+        """Empty the table, so that the drafter is as new."""
+        self.successors.copy_(torch.arange(self.successors.shape[1]))
+        self.scores.fill_(-torch.inf)  # until a row is seen
+        self.pairs.fill_(-1)
+
+    def learn(self, tokens: torch.Tensor, before: torch.Tensor, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Average what the logits predict with what the rows of the tokens and of the pairs hold.
+
+        Returns:
+            `tuple`: The row of each token and that of its pair, `[N, 2]`; the successors in these rows and their
+            scores, `[N, 2, M]` each; and the pair that the second row is of, `[N]`.
+        """
         best = logits.topk(self.successors.shape[1], dim=1)
         chances = best.values.softmax(dim=1).to(self.scores).repeat(2, 1)
         token_ids = best.indices.repeat(2, 1)
@@ -88,12 +102,18 @@ class RecyclingModel(DominoDraftModel):
         old = kept * old.masked_fill(is_old.any(dim=1), 0.0)
         merged = torch.cat((chances, old), dim=1).topk(token_ids.shape[1], dim=1)
         token_ids = torch.cat((token_ids, old_ids), dim=1).gather(1, merged.indices)
-        # If a row occurs more than once, its first occurrence counts. All occurrences write the same values, because
-        # the order of the writes can be undefined.
+        # If a row occurs more than once, its first occurrence counts. All occurrences have the same values, because
+        # the order in which they are written can be undefined.
         first = (rows[:, None] == rows).int().argmax(dim=1)
-        self.successors[rows] = token_ids[first]
-        self.scores[rows] = merged.values.log()[first]
-        self.pairs[places] = pairs[first[len(tokens) :] - len(tokens)]
+        learnt = (rows, token_ids[first], merged.values.log()[first])
+        by_token = (each.unflatten(0, (2, -1)).transpose(0, 1) for each in learnt)
+        return *by_token, pairs[first[len(tokens) :] - len(tokens)]
+
+    def keep(self, *learnt: torch.Tensor) -> None:
+        rows, token_ids, scores, pairs = learnt
+        self.successors[rows] = token_ids
+        self.scores[rows] = scores
+        self.pairs[rows[..., 1] - self.config.vocab_size] = pairs
 
     def successors_of(self, tokens: torch.Tensor, before: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Ids and scores `[..., M]` of the successors of tokens `[...]`, given the token before each of them."""
@@ -148,7 +168,7 @@ def recycling(target: PreTrainedModel, **fields: Any) -> DominoDraftModel:
     Args:
         target (`PreTrainedModel`): The target, on its device.
         fields: Fields of [`DominoConfig`], such as `draft_tree_size`, the most nodes of a tree (defaults to 32; rounds
-            also choose 4, 8 or 16), or `block_size` (defaults to paths of 8 tokens).
+            also choose 16 and, on a CPU, 4 or 8), or `block_size` (defaults to paths of 8 tokens).
 
     Raises:
         ValueError: If the target is not a model, or a field is unknown or out of range.

@@ -12,6 +12,7 @@ from oracle import oracle
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 from transformers import CompileConfig
 
+import hf_domino
 from hf_domino.decoding.static import workspace
 from hf_domino.decoding.static.graphs import StageGraphs, without_graphs
 
@@ -144,11 +145,18 @@ def test_graphs_outlive_what_transformers_compiles(lengths, captures):
 
 
 @pytest.mark.parametrize("distribution", [{}, {"repetition_penalty": 1.04}])
-def test_one_synchronisation_a_round(distribution, captures):
+@pytest.mark.parametrize("method", ["domino", "recycling"])
+def test_one_synchronisation_a_round(method, distribution, captures):
     target = build("Qwen2").cuda()
-    drafter, prompt, counts = build_drafter(target).cuda(), PROMPT.cuda(), []
+    if method == "recycling":
+        drafter = hf_domino.recycling(target, draft_length="full", draft_tree_size=16)
+    else:
+        drafter = build_drafter(target).cuda()
+    prompt, counts = PROMPT.cuda(), []
     options = {"assistant_model": drafter, "do_sample": False, **distribution, **STATIC}
     for new_tokens in (40, 10, 40):  # the first captures
+        if method == "recycling":
+            drafter.forget()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
@@ -174,3 +182,21 @@ def test_trees_are_lossless(distribution, captures):
     assert captures["captured"] == 6
     assert all(torch.equal(text, texts[0]) for text in texts)
     assert captures["failed"] == []
+
+
+@pytest.mark.parametrize("num_rows", [1, 3])
+@pytest.mark.parametrize("distribution", LAWS)
+def test_token_recycling_is_lossless(distribution, num_rows, captures):
+    """By default in graphs, which later calls with a table that has changed replay."""
+    target = build("Qwen2").cuda()
+    drafter = hf_domino.recycling(target, draft_length="full", draft_tree_size=16)
+    ids, mask = left_padded([PROMPT[0], PROMPT[0, :5], PROMPT[0, 3:12]][:num_rows])
+    options = GREEDY | {"attention_mask": mask.cuda(), "pad_token_id": 0, "eos_token_id": -1} | distribution
+    plain = target.generate(ids.cuda(), **options)
+    for _ in range(2):
+        assert torch.equal(target.generate(ids.cuda(), assistant_model=drafter, **options), plain)
+        assert drafter.stats.chain is None
+        assert drafter.stats.why_growing is None
+    assert captures["failed"] == []
+    if num_rows == 1:
+        assert captures["captured"] == 7  # tree, target forward, acceptance, `take`, `put`, `learn_block`, `keep`

@@ -67,16 +67,19 @@ def row_of(token_ids, scores):
     return dict(zip(token_ids.tolist(), scores.exp().tolist(), strict=True))
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
 @pytest.mark.parametrize("do_sample", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_text_is_plain_and_the_table_holds_averages_of_what_the_target_predicted(
-    wide, drafter, kind, batch_size, do_sample
+    wide, drafter, kind, batch_size, do_sample, cache
 ):
     drafter, (ids, options) = drafter.view(**KINDS[kind]), calls(batch_size)
     options |= SAMPLED if do_sample else {}
     plain = generate(wide, None, ids, **options)
-    generate(wide, hf_domino.recycling(wide, draft_length="full").double(), ids, **options)  # tries trees out
+    options |= {"cache_implementation": cache}
+    # This tries trees and batches out.
+    generate(wide, hf_domino.recycling(wide, draft_length="full").double(), ids, **options)
     with seen_by(wide) as table:
         assert torch.equal(generate(wide, drafter, ids, **options), plain)
     assert max(length for row in drafter.stats.rows for length in row) > 1
@@ -146,7 +149,7 @@ def test_pairs_have_successors_of_their_own(wide, drafter):
     for _ in range(400):
         after, before = torch.randint(vocab_size, (2, 5), generator=generator)
         logits = 4 * torch.randn(5, vocab_size, generator=generator).double()
-        drafter.learn(after, before, logits)
+        drafter.keep(*drafter.learn(after, before, logits))
         read(tokens, after.tolist(), logits)
         owners = {}
         for pair in zip(before.tolist(), after.tolist(), strict=True):
@@ -171,7 +174,7 @@ def test_each_proposal_is_learnt_with_the_token_before_it(wide, drafter, rounds,
 
     def record(self, tokens, before, logits):
         learnt.append((len(rounds), list(zip(before.tolist(), tokens.tolist(), strict=True))))
-        learn(self, tokens, before, logits)
+        return learn(self, tokens, before, logits)
 
     monkeypatch.setattr(recycling.RecyclingModel, "learn", record)
     ids, options = calls(batch_size)

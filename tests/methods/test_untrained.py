@@ -52,10 +52,6 @@ def test_it_serves_a_pacer_and_processors(wide, drafter):
         (lambda drafter, target, folder: hf_domino.check_fit(drafter, target), "check_fit"),
         (lambda drafter, target, folder: hf_domino.explain_round(drafter, target, PROMPTS[0][None]), "explain_round"),
         (
-            lambda drafter, target, folder: generate(target, drafter, PROMPTS[0][None], cache_implementation="static"),
-            "cache_implementation='static'",
-        ),
-        (
             lambda drafter, target, folder: DominoTrainer(
                 drafter, target, DominoTrainingArguments(str(folder), report_to="none", use_cpu=True)
             ),

@@ -12,19 +12,24 @@ def rounds(benchmark_module):
     return benchmark_module("rounds")
 
 
-def test_rows_of_tiny_shapes(rounds, tmp_path, capsys):
+@pytest.mark.parametrize("drafter", ["domino", "recycling"])
+def test_rows_of_tiny_shapes(rounds, drafter, tmp_path, capsys):
     path = tmp_path / "rounds.jsonl"
     flags = ["--shapes", "tiny", "--context", "8", "--rounds", "16", "--repeats", "2", "--device", "cpu"]
-    assert rounds.main([*flags, "--dtype", "float32", "--tree-size", "20", "--results", str(path)]) == 0
+    flags += ["--drafter", drafter, "--dtype", "float32", "--tree-size", "20"]
+    assert rounds.main([*flags, "--results", str(path)]) == 0
     written = [json.loads(line) for line in path.read_text().splitlines()]
     assert [row["method"] for row in written] == [method for method in rounds.METHODS if method not in rounds.ON_GPU]
     for row in written:
         assert (row["repeats"], row["rounds"], row["shapes"], row["tree_size"]) == (2, 16, "tiny", 20)
+        assert row["drafter"] == drafter
         assert row["is_equal"]  # in fp32 all methods give one text
         assert 0 < row["ms_least"] <= row["ms"] <= row["ms_most"]
         assert row["floor_ms"] == pytest.approx(1e3 * row["bytes"] / row["bandwidth"], rel=1e-4)
         assert {"hardware", "commit", "seed", "torch", "transformers", "dtype"} <= set(row)
-    assert written[0]["bytes"] == written[1]["bytes"] > written[2]["bytes"]
+    drafted, also_drafted, alone = (row["bytes"] for row in written)
+    assert drafted == also_drafted
+    assert (drafted == alone) if drafter == "recycling" else (drafted > alone)
     assert "floor" in capsys.readouterr().out
 
 

@@ -31,8 +31,6 @@ class StaticDraftSession(DraftSession):
         workspace: Workspace,
     ):
         super().__init__(drafter, target, distribution, workspace)
-        ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long, device=workspace.device)
-        self._ends = workspace.hold("ends", ends)
         # [B, C, L * H], hidden states that the next draft stores in the context.
         self._pending: torch.Tensor | None = None
 

@@ -276,7 +276,9 @@ class FixedContext:
         self.capacity = self._bounded(capacity)
         device = drafter.device
         num_slots = self.capacity + self._block_size
-        size = (config.num_hidden_layers, num_rows, config.num_key_value_heads, num_slots, config.head_dim)
+        # A method that learns while it drafts keeps no context.
+        num_layers = 0 if config.learns_while_drafting else config.num_hidden_layers
+        size = (num_layers, num_rows, config.num_key_value_heads, num_slots, config.head_dim)
         with torch.inference_mode(False):
             self._keys, self._values = (torch.zeros(size, dtype=drafter.dtype, device=device) for _ in range(2))
             self.starts, self.lengths = (torch.zeros(num_rows, dtype=torch.long, device=device) for _ in range(2))

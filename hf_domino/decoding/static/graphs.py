@@ -30,7 +30,10 @@ from transformers.utils import logging
 logger = logging.get_logger(__name__)
 
 WARM_UPS = 2  # runs before a capture, in which libraries pick their kernels and allocate their workspaces
-MAX_GRAPHS = MAX_COMPILED = 64  # per workspace; every new value of a sampling parameter adds some
+# Per workspace. A batch of eight has stages of 1, 2, 4 and 8 sequences, each for chains of a few lengths and, with
+# token recycling, for trees of two sizes. These are 128, and every new value of a sampling parameter adds some.
+MAX_GRAPHS = 192
+MAX_COMPILED = 64
 COMPILED = ("target_forward", "backbone")  # the correction cannot be traced, and acceptance is only a few kernels
 # This module captures the graphs, so inductor must not: captures cannot be nested.
 MODES = {"default": None, "reduce-overhead": None, "max-autotune": "max-autotune-no-cudagraphs"}
@@ -130,6 +133,7 @@ class StageGraphs:
         else:
             self.enabled = enabled
         self.options: dict[str, Any] | None = None  # of `torch.compile`, for the current call
+        self.num_prepared = 0  # how many stages have been captured or compiled
         # By a stage's key and the shapes and dtypes of its inputs; None if it failed before.
         self._compiled: dict[Hashable, Stage | None] = {}
         self._graphs: dict[Hashable, StageGraph | None] = {}
@@ -153,6 +157,7 @@ class StageGraphs:
             compile_key = (*graph_key, repr(self.options))
             if compile_key not in self._compiled:
                 self._compiled[compile_key] = _compiled(self.options)
+                self.num_prepared += 1
             if (compiled := _used(self._compiled, compile_key, MAX_COMPILED)) is not None:
                 # Tensors of one shape can differ in the stride of an axis of length 1, which would need a new trace.
                 alike = tuple(tensor.reshape(-1).view(tensor.shape) for tensor in inputs)
@@ -172,6 +177,7 @@ class StageGraphs:
         if not (self.enabled and _using_graphs.get()):
             return stage(*inputs)
         if graph_key not in self._graphs:
+            self.num_prepared += 1
             try:
                 self._graphs[graph_key] = self._try_capture(name, stage, inputs)
             except torch.OutOfMemoryError:  # another call may have the memory

@@ -99,6 +99,11 @@ class Workspace(Executor):
         """Whether stages of the current call are compiled; blocks and batches are then padded to one size."""
         return self.graphs.options is not None
 
+    @property
+    def num_prepared(self) -> int:
+        """How many stages have been captured or compiled so far."""
+        return self.graphs.num_prepared
+
     def clear(self) -> None:
         """Start a new text."""
         self.cache.is_batch = False

@@ -3,10 +3,12 @@
     python model_cards/workshop/benchmarks/on_gpu.py --output rows            # about 10 minutes on an H100
     python model_cards/workshop/benchmarks/on_gpu.py --output rows --dry-run  # tiny sizes, on a CPU too
     python model_cards/workshop/benchmarks/on_gpu.py --steps pair pair_4 pair_8 --target work/smollm2-135m-instruct
+    python model_cards/workshop/benchmarks/on_gpu.py --steps recycling recycling_8 recycling_pair --target Qwen/Qwen3-8B
 
-`pair_4` and `pair_8` generate for so many prompts at once. Rows are written to the folder, one file a step; what a
-step prints goes to the terminal. A step that fails, or runs past its limit, does not keep the others from running,
-and makes the command fail at the end.
+`pair_4` and `pair_8` generate for so many prompts at once. The steps of token recycling need no drafter: `recycling`
+and `recycling_8` have Qwen3-8B's sizes and random weights, and `recycling_pair` has the target of the pairs. Rows are
+written to the folder, one file a step; what a step prints goes to the terminal. A step that fails, or runs past its
+limit, does not keep the others from running, and makes the command fail at the end.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from pathlib import Path
 BENCHMARKS = Path(__file__).parent
 ROOT = BENCHMARKS.parents[2]
 KERNELS = ("correct_and_choose", "gru_step", "head", "branches")
-PAIRS = {"pair": 1, "pair_4": 4, "pair_8": 8}  # prompts at once
-STEPS = ("tests", *KERNELS, "round", "trees", *PAIRS)
+PAIRS = {"pair": 1, "pair_4": 4, "pair_8": 8, "recycling_pair": 1}  # prompts at once
+RECYCLING = {"recycling": 1, "recycling_8": 8}  # sequences at once
+STEPS = ("tests", *KERNELS, "round", "trees", *RECYCLING, *PAIRS)
 
 
 def steps(output: Path, is_dry: bool, target: str | None = None) -> dict[str, list[str]]:
@@ -43,10 +46,19 @@ def steps(output: Path, is_dry: bool, target: str | None = None) -> dict[str, li
     rounds = [str(BENCHMARKS / "rounds.py"), *tiny]
     commands["round"] = [*rounds, "--results", str(output / "rounds.jsonl")]
     commands["trees"] = [*rounds, "--tree-size", "16", "--results", str(output / "trees.jsonl")]
+    for name, at_once in RECYCLING.items():
+        recycling = [*rounds, "--drafter", "recycling", "--tree-size", "32", "--batch-size", str(at_once)]
+        recycling += [] if is_dry else ["--rounds", "32", "--repeats", "3"]
+        commands[name] = [*recycling, "--results", str(output / f"{name}.jsonl")]
     few = ["--max-new-tokens", "8", "--without", "drafter, static, full blocks"]
+    # Each call that compiles takes a minute with a large target.
+    main_ones = ["--num-prompts", "4", "--seconds", "90", "--without", "drafter, static, full blocks"]
+    main_ones += ["Transformers' prompt lookup, static", "drafter, Transformers' loop, static"]
     for name, at_once in PAIRS.items():
         pairs = [str(BENCHMARKS / "pairs.py"), "--results", str(output / f"{name}.jsonl"), "--batch-size", str(at_once)]
         pairs += ["--num-prompts", str(at_once), *few] if is_dry else ["--dtype", "bfloat16"]
+        if name.startswith("recycling"):
+            pairs += ["--drafter", "recycling", *([] if is_dry else main_ones)]
         commands[name] = pairs if target is None else [*pairs, "--target", target]
     return commands
 

@@ -2,12 +2,13 @@
 
     python model_cards/workshop/benchmarks/pairs.py                                       # the bundled pair
     python model_cards/workshop/benchmarks/pairs.py --target work/smollm2-135m-instruct --dtype bfloat16
+    python model_cards/workshop/benchmarks/pairs.py --target Qwen/Qwen3-8B --drafter recycling --dtype bfloat16
 
 On a GPU, Transformers compiles plain generation by itself where the cache is static, so that is the speed to beat; a
 call with a drafter and a static cache is compiled, too. All methods run before they are timed, on the longest prompt
 first, so that no buffer grows and nothing compiles later, and for a few tokens on every other prompt, whose length is
-new. Prompts are measured in turn, greedy and sampled, until all are done or the time is over; every row is kept at
-once.
+new. Token recycling begins each text with an empty table. Prompts are measured in turn, greedy and sampled, until all
+are done or the time is over; every row is kept at once.
 
     python model_cards/workshop/benchmarks/pairs.py --batch-size 8 --turns turns     # eight prompts at once
 
@@ -81,7 +82,7 @@ def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Na
     size = options.batch_size
     encoded = [inputs_of(pair, prompts[start : start + size]) for start in range(0, len(prompts), size)]
     fields = ("max_new_tokens", "dtype", "seed", "batch_size")
-    origin = {name: getattr(options, name) for name in fields} | {"target": pair.name}
+    origin = {name: getattr(options, name) for name in fields} | {"target": pair.name, "drafter": pair.drafter_name}
     origin |= provenance(options.device)
     turns = contextlib.nullcontext() if options.turns is None else FileLock(options.turns)
     broken: set[str] = set()
@@ -130,6 +131,9 @@ def _run(
     call = {"do_sample": False, "max_new_tokens": options.max_new_tokens} | how | arguments
     is_theirs = call.pop(THEIR_LOOP, False)
     torch.manual_seed(options.seed)
+    drafter = arguments.get("assistant_model")
+    if drafter is not None and drafter.config.learns_while_drafting:
+        drafter.forget()  # it must not know the text from an earlier method
     try:
         with in_their_loop(pair) if is_theirs else contextlib.nullcontext():
             text, seconds = generate_timed(pair.target, inputs, **call)
@@ -138,7 +142,7 @@ def _run(
         return None
     count = num_written(text, pair.target.generation_config)
     row: Row = {"new_tokens": count, "seconds": seconds, "temperature": how.get("temperature", 0.0)}
-    if (drafter := arguments.get("assistant_model")) is not None:
+    if drafter is not None:
         row |= {"num_rounds": drafter.stats.num_rounds, "tokens_per_forward": drafter.stats.tokens_per_forward}
     return row, text
 
@@ -204,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--target", help="folder or Hub name (default: the bundled one)")
-    add("--drafter", help="folder or Hub name (default: the one beside the target, or published here)")
+    add("--drafter", help="folder, Hub name or 'recycling' (default: the one beside the target, or published here)")
     add("--prompts", type=Path, help="records to go on with (default: those of the target)")
     add("--num-prompts", type=int, default=10, help="prompts, longest first")
     add("--batch-size", type=int, default=1, help="prompts at once")

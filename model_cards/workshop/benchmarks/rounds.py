@@ -2,9 +2,11 @@
 
     python model_cards/workshop/benchmarks/rounds.py                                      # Qwen3-8B's sizes, on a GPU
     python model_cards/workshop/benchmarks/rounds.py --batch-size 8                       # eight sequences at once
+    python model_cards/workshop/benchmarks/rounds.py --drafter recycling --tree-size 32   # token recycling
     python model_cards/workshop/benchmarks/rounds.py --shapes tiny --dtype float32        # on a CPU too
 
-Random weights accept next to nothing, and a round costs the same whatever it accepts. The same greedy text is generated
+Random weights accept next to nothing, and a round costs the same whatever it accepts. Token recycling begins each text
+with an empty table. The same greedy text is generated
 with stages as CUDA graphs, with the large ones compiled before that, with the same stages launched kernel by kernel,
 and with caches that grow; and by the target alone, whose step is a round of one token, and which Transformers compiles
 where its cache is static. Beside them stands the floor: the bytes of all weights a round reads over the bandwidth that
@@ -27,6 +29,7 @@ from filelock import FileLock
 from tqdm.auto import tqdm
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
+import hf_domino
 from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
@@ -36,6 +39,7 @@ from hf_domino.decoding.static.workspace import release_workspaces
 from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.timing import timed
 from hf_domino.methods import DominoDraftModel
+from hf_domino.pair import RECYCLING
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and drafter
     "qwen3-8b": (
@@ -60,6 +64,7 @@ METHODS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager], dict[s
     ALONE: (contextlib.nullcontext, {}),
     ALONE_COMPILED: (contextlib.nullcontext, {"cache_implementation": "static"}),
 }
+DRAFTERS = ("domino", RECYCLING)
 FEW_ROUNDS = 4  # of the text that is subtracted
 COPY_BYTES = 2**30
 
@@ -72,7 +77,7 @@ def measure_rounds(options: argparse.Namespace) -> list[Row]:
     """
     device, num_rounds = torch.device(options.device), options.rounds
     torch.manual_seed(options.seed)
-    target, drafter = random_models(options.shapes, dtype_of(options.dtype), options.device)
+    target, drafter = random_models(options.shapes, dtype_of(options.dtype), options.device, options.drafter)
     drafter = drafter.view(draft_tree_size=options.tree_size)
     prompt = torch.randint(4, target.config.vocab_size, (options.batch_size, options.context), device=device)
     methods = [method for method in options.methods if method not in ON_GPU or device.type == "cuda"]
@@ -89,12 +94,13 @@ def measure_rounds(options: argparse.Namespace) -> list[Row]:
                 times[method].append(time_per_round)
         bandwidth = copy_bandwidth(device)
     release_workspaces()
-    fields = ("shapes", "context", "rounds", "tree_size", "dtype", "seed", "batch_size")
+    fields = ("shapes", "drafter", "context", "rounds", "tree_size", "dtype", "seed", "batch_size")
     origin = {name: getattr(options, name) for name in fields} | provenance(options.device)
     rows = []
     for method, elapsed in times.items():
-        drafted = weight_bytes(drafter) + target.get_output_embeddings().weight.nbytes
-        num_bytes = weight_bytes(target) + drafted * (method not in TARGET_ALONE)
+        num_bytes = weight_bytes(target)
+        if method not in TARGET_ALONE and not drafter.config.learns_while_drafting:  # of a table, it reads a few rows
+            num_bytes += weight_bytes(drafter) + target.get_output_embeddings().weight.nbytes
         row: Row = {
             "method": method,
             "ms": statistics.median(elapsed),
@@ -121,8 +127,10 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def random_models(shapes: str, dtype: torch.dtype, device: str) -> tuple[PreTrainedModel, DominoDraftModel]:
-    """A target and a drafter with random weights, by the name of their shapes in `SHAPES`."""
+def random_models(
+    shapes: str, dtype: torch.dtype, device: str, method: str = DRAFTERS[0]
+) -> tuple[PreTrainedModel, DominoDraftModel]:
+    """A target and a drafter with random weights, by the name of their shapes in `SHAPES`; or with an empty table."""
     target_sizes, drafter_sizes = SHAPES[shapes]
     tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0, "tie_word_embeddings": False}
     default = torch.get_default_dtype()
@@ -130,10 +138,12 @@ def random_models(shapes: str, dtype: torch.dtype, device: str) -> tuple[PreTrai
     try:
         with torch.device(device):
             target = Qwen3ForCausalLM(Qwen3Config(**target_sizes, **tokens)).eval()
-            config = DominoConfig.for_target(target.config, **drafter_sizes, draft_length="full")
-            return target, DominoDraftModel(config).eval()
+            if method != RECYCLING:
+                config = DominoConfig.for_target(target.config, **drafter_sizes, draft_length="full")
+                return target, DominoDraftModel(config).eval()
     finally:
         torch.set_default_dtype(default)
+    return target, hf_domino.recycling(target, draft_length="full")
 
 
 def weight_bytes(model: PreTrainedModel) -> int:
@@ -160,6 +170,8 @@ def _time_rounds(
         call["assistant_model"] = drafter
     found = []
     for count in (num_rounds, FEW_ROUNDS):  # the longer first, whose buffers and graphs the shorter takes
+        if drafter.config.learns_while_drafting:
+            drafter.forget()
         with context():
             text, seconds = timed(prompt.device, partial(target.generate, prompt, max_new_tokens=count + 1, **call))
         found.append((text, seconds, count if is_alone else max(map(len, drafter.stats.rows))))
@@ -177,6 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--shapes", choices=SHAPES, default="qwen3-8b" if on_gpu else "tiny", help="sizes of both models")
+    add("--drafter", choices=DRAFTERS, default=DRAFTERS[0], help="what drafts (default: a Domino drafter)")
     add("--batch-size", type=int, default=1, help="sequences at once")
     add("--context", type=int, default=512, help="tokens of the prompt")
     add("--tree-size", type=int, metavar="N", help="rounds verify trees of N nodes (default: chains)")

@@ -227,6 +227,7 @@ class Generation:
     def run_round(self) -> None:
         """Propose tokens, verify them, and commit those that the target itself would have generated."""
         start = time.perf_counter()
+        num_prepared = self.executor.num_prepared
         prefixes = self.committed.prefixes(self.rows)
         self.runner.reserve(prefixes)
         plan, noise, proposals = self._propose(prefixes)
@@ -242,6 +243,8 @@ class Generation:
             captured = self.runner.follow(outcome.path, captured)
         self.generator.learn(prefixes, proposals, logits)
         self._settle(outcome, captured)
+        if self.executor.num_prepared > num_prepared:
+            outcome = replace(outcome, plan=replace(outcome.plan, is_timed=False))
         self.generator.observe_round(outcome, time.perf_counter() - start)
 
     def _propose(self, prefixes: Prefixes) -> tuple[Plan, torch.Tensor | None, Tree]:

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import itertools
 import threading
+import time
 import weakref
 
 import families
@@ -387,6 +388,31 @@ def test_paced_blocks(target, recorded, make_drafter, do_sample):
     else:
         assert_equal_to_plain(target, drafter, accuracies=(0.0, 1.0), max_new_tokens=40)
     assert set(drafter.stats.proposed[0]) <= {0, 1, 2, 4, drafter.config.num_draft_tokens}
+
+
+@pytest.mark.parametrize("draft_tree_size", [None, 11])
+def test_rounds_that_capture_are_not_timed(target, make_drafter, monkeypatch, draft_tree_size):
+    """What a capture takes says nothing of later rounds, so they are chosen as if it took no time."""
+    plain = target.generate(PROMPT, **GREEDY | {"max_new_tokens": 60})
+    capture = RecordedGraphs.capture
+
+    def proposed_if_a_capture_takes(seconds):
+        ticks, elapsed = itertools.count(), [0.0]
+
+        def capture_slowly(self, stage, inputs):
+            elapsed[0] += seconds
+            return capture(self, stage, inputs)
+
+        drafter = make_drafter(target, draft_length="adaptive", draft_tree_size=draft_tree_size)
+        with monkeypatch.context() as patch, recorded_graphs() as made, oracle(target, PROMPT, 0.6, plain):
+            patch.setattr(RecordedGraphs, "capture", capture_slowly)
+            patch.setattr(time, "perf_counter", lambda: next(ticks) + elapsed[0])
+            text = target.generate(PROMPT, assistant_model=drafter, **GREEDY | {"max_new_tokens": 60}, **STATIC)
+        assert torch.equal(text, plain)
+        assert made[0].num_captured >= 8
+        return drafter.stats.proposed[0]
+
+    assert proposed_if_a_capture_takes(100.0) == proposed_if_a_capture_takes(0.0)
 
 
 REFUSED_TARGETS = {

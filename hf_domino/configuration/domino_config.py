@@ -276,6 +276,11 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         return self.draft_tree_size
 
     @property
+    def most_verified(self) -> int:
+        """Most proposals that a round of fixed shape verifies: those of a chain or of a tree."""
+        return max(self.num_draft_tokens, self.fixed_tree_size or 0)
+
+    @property
     def draft_width(self) -> int:
         """Number of tokens among which drafts are chosen (D): `draft_vocab_size`, or `vocab_size` if that is None."""
         if self.draft_vocab_size is None:

@@ -170,8 +170,7 @@ class Call:
     @property
     def widest(self) -> int:
         """Positions of the largest block. It can begin at the last position, and all its proposals can be rejected."""
-        config = self.drafter.config
-        return max(config.num_draft_tokens, config.fixed_tree_size or 0) + 1
+        return self.drafter.config.most_verified + 1
 
     def committed(self, streamer: BaseStreamer | None) -> CommittedSequences:
         """Create the committed sequences, which begin with the prompts."""

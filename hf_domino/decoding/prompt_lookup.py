@@ -104,8 +104,8 @@ class PromptLookup:
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
-            drafter ([`DominoDraftModel`]): The drafter. In rounds of fixed shape, its `num_draft_tokens` limits the
-                number of proposals.
+            drafter ([`DominoDraftModel`]): The drafter. In rounds of fixed shape, the size of its blocks, or that of
+                its trees if it is larger, limits the number of proposals.
             vocab_size (`int`): The target's number of tokens.
 
         Raises:
@@ -116,9 +116,7 @@ class PromptLookup:
         most = config.prompt_lookup_num_tokens or (0 if memory is None else DEFAULT_LOOKUP_TOKENS)
         is_static = config.cache_implementation == "static"
         if is_static:
-            longest = drafter.config.num_draft_tokens
-            lengths = {fitting_length(length, longest) for length in range(longest + 1)}
-            most = max(length for length in lengths if length <= most)
+            most = _fitting_below(most, drafter.config.most_verified)
         return cls(most, vocab_size, is_static, memory, config.max_length)
 
     def offer(self, prefixes: Prefixes, room: int, price: float) -> Offer | None:
@@ -129,7 +127,10 @@ class PromptLookup:
             room (`int`): How many tokens there is room for.
             price (`float`): How many tokens one more proposal must be expected to add, per sequence.
         """
-        if not (most := min(self.most, room)):
+        most = min(self.most, room)
+        if self._is_static:
+            most = _fitting_below(most, self.most)
+        if not most:
             return None
         rows = prefixes.rows
         # All texts are stored before the first search, so that sequences read what others have just written.
@@ -269,6 +270,11 @@ def _agreement(count: int, total: int, is_near: bool) -> int:
     if count == total:
         return TWO_AGREE if count == 2 else MORE_AGREE
     return MOST_AGREE if count >= MOST_SHARE * total else FEWER_AGREE
+
+
+def _fitting_below(length: int, most: int) -> int:
+    """Round a length down to one that [`fitting_length`] returns."""
+    return max(fitting for each in range(most + 1) if (fitting := fitting_length(each, most)) <= length)
 
 
 def _filled(values: Sequence[int], length: int, filler: int) -> list[int]:

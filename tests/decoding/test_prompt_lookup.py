@@ -110,9 +110,17 @@ def test_what_is_drafted_teaches_nothing_of_copies():
     assert lookup.offer(prefixes, 10, PRICE).expected == first
 
 
-@pytest.mark.parametrize(("wanted", "lengths"), [(10, {1, 2, 4, 6}), (3, {1, 2})])
-def test_copies_of_fixed_shape_have_one_of_a_few_lengths(tiny_qwen3, make_drafter, wanted, lengths):
-    drafter = make_drafter(tiny_qwen3)
+@pytest.mark.parametrize(
+    ("wanted", "fields", "lengths"),
+    [
+        (10, {}, {1, 2, 4, 6}),
+        (3, {}, {1, 2}),
+        (40, {"draft_tree_size": 16}, {1, 2, 4, 8, 16}),
+        (40, {"draft_tree_size": 20, "draft_window_size": 4}, {1, 2, 4, 8, 16, 20}),
+    ],
+)
+def test_copies_of_fixed_shape_have_one_of_a_few_lengths(tiny_qwen3, make_drafter, wanted, fields, lengths):
+    drafter = make_drafter(tiny_qwen3, **fields)
     options = GREEDY | {"prompt_lookup_num_tokens": wanted, "cache_implementation": "static"}
     with recorded_graphs():
         text = generate(tiny_qwen3, PROMPT, assistant_model=drafter, **options)
@@ -121,6 +129,8 @@ def test_copies_of_fixed_shape_have_one_of_a_few_lengths(tiny_qwen3, make_drafte
     found = {count for count, is_lookup in rounds if is_lookup}
     assert found
     assert found <= lengths
+    if fields:  # longer than a block
+        assert max(found) > drafter.config.num_draft_tokens
 
 
 def test_a_copy_is_as_long_as_its_match_is_sure():

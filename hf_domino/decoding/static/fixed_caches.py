@@ -272,7 +272,7 @@ class FixedContext:
         config = drafter.config
         self._window = config.draft_window_size
         self._block_size = config.block_size
-        self._largest = None if self._window is None else self._window + config.num_draft_tokens + 1  # size of the ring
+        self._largest = None if self._window is None else self._window + config.most_verified + 1  # size of the ring
         self.capacity = self._bounded(capacity)
         device = drafter.device
         num_slots = self.capacity + self._block_size

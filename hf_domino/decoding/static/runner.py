@@ -195,10 +195,12 @@ class StaticRunner(TargetRunner):
         block = torch.cat((anchors, proposed.tokens), dim=1)
         forward: Callable[..., tuple[torch.Tensor, Captured]] = self.target_forward
         if proposed.parents is None:
-            if self._executor.is_compiled:  # a single width; wider blocks read the same weights
-                width = 1 + max(proposed.num_nodes, self._most)
+            # Prompt lookup can propose as many tokens as a tree has.
+            most = self._most if proposed.num_nodes <= self._most else self._widest - 1
+            if self._executor.is_compiled:  # few widths; wider blocks read the same weights
+                width = 1 + most
             else:
-                width = 1 + fitting_length(proposed.num_nodes, self._most)
+                width = 1 + fitting_length(proposed.num_nodes, most)
             limit = self.target.position_limit
             if limit is not None and self.next_position() + width > limit:
                 width = num_checked  # there are no positions left for padding

@@ -9,7 +9,7 @@ from oracle import oracle
 from test_families import check_step_outputs
 from transformers import DynamicCache
 
-from hf_domino.decoding.runner import GrowingRunner
+from hf_domino.decoding.caches import GrowingCache
 
 pytestmark = pytest.mark.transformers
 
@@ -60,19 +60,19 @@ def test_the_cache_can_be_gone_on_with(family, make_drafter):
 @pytest.mark.parametrize("layer", [1, 3])
 def test_an_interrupt_while_committed_tokens_run_once_more(family, layer, make_drafter, monkeypatch):
     target, cache = build(family), DynamicCache(config=build(family).config)
-    plain, rewind = target.generate(PROMPT, **OPTIONS), GrowingRunner._rewind
+    plain, keep = target.generate(PROMPT, **OPTIONS), GrowingCache.keep
 
     def break_off(*_):
         raise KeyboardInterrupt
 
-    def rewind_and_break_off(self, num_kept, num_checked):
+    def keep_and_break_off(self, *arguments):
         handle = target.model.layers[layer].register_forward_hook(break_off)
         try:
-            rewind(self, num_kept, num_checked)
+            keep(self, *arguments)
         finally:
             handle.remove()
 
-    monkeypatch.setattr(GrowingRunner, "_rewind", rewind_and_break_off)
+    monkeypatch.setattr(GrowingCache, "keep", keep_and_break_off)
     with oracle(target, PROMPT, 0.8, plain), pytest.raises(KeyboardInterrupt):
         target.generate(PROMPT, past_key_values=cache, assistant_model=make_drafter(target), **OPTIONS)
     length = cache.get_seq_length()

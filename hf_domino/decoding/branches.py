@@ -147,7 +147,10 @@ class Branches:
             logits, self._settled = self.distribution.settled(seen, logits)
             self._is_fused = fits_kernels(scorer.drafter, self._settled, logits, noise)
             self._vocab_size = scorer.vocabulary.total(logits.shape[2])
-            size = self._pool_size
+            size = None
+            if scorer.num_passes != 0 or self._is_tree or self._settled.needs_prefix:
+                size = pool_size(scorer.drafter, self._settled, self._is_tree)
+            # Otherwise, a single choice takes less time than choosing candidates.
             if size is not None and size < logits.shape[2]:
                 columns = pool_columns(logits, size, self._settled, seen, noise)
                 logits = logits.gather(2, columns)
@@ -161,13 +164,6 @@ class Branches:
         # Whether the tokens of branches are needed: by the next scores, or by the next base logits.
         self._reads_texts = self._needs_prefix if scorer.is_parallel else self.distribution.needs_prefix
         scorer.narrow(logits, columns, self._is_fused)
-
-    @property
-    def _pool_size(self) -> int | None:
-        """How many candidates a depth has; None if these are all tokens."""
-        if self.scorer.num_passes == 0 and not (self._is_tree or self._settled.needs_prefix):
-            return None  # a single choice takes less time than choosing candidates
-        return pool_size(self.scorer.drafter, self._settled, self._is_tree)
 
     def _ids_of(self, depth: int) -> torch.Tensor | None:
         """The ids of the candidates of a depth, `[B * L, M]`; None if these are all tokens."""

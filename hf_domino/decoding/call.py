@@ -17,16 +17,16 @@ from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel,
 from transformers.generation.streamers import BaseStreamer
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.drafting import DraftSession, GrowingDraftSession
+from hf_domino.decoding.caches import GrowingCache, TargetCache
+from hf_domino.decoding.drafting import ContextSession, DraftSession
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.output import CommittedSequences
 from hf_domino.decoding.recycling import RecyclingSession
-from hf_domino.decoding.runner import GrowingRunner, TargetRunner
+from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.static.drafting import StaticDraftSession
 from hf_domino.decoding.static.graphs import compile_options
-from hf_domino.decoding.static.runner import StaticRunner
+from hf_domino.decoding.static.slots import SlotCache
 from hf_domino.decoding.static.workspace import CAPACITY_STEP, Workspace, take_workspace
 from hf_domino.decoding.step_outputs import StepOutputs
 from hf_domino.decoding.stopping import KnownStops
@@ -45,14 +45,14 @@ class Parts:
     runner: TargetRunner
 
 
-def growing_session(
+def open_session(
     drafter: DominoDraftModel,
     target: TargetModel,
     distribution: TokenDistribution,
     executor: Executor | None = None,
     context: ContextCache | None = None,
 ) -> DraftSession:
-    """Create a session that drafts without a fixed shape.
+    """Create the session that drafts in a call.
 
     Args:
         drafter ([`DominoDraftModel`]): The drafter.
@@ -63,7 +63,7 @@ def growing_session(
     """
     if drafter.config.learns_while_drafting:
         return RecyclingSession(drafter, target, distribution.without_state(), executor)
-    return GrowingDraftSession(drafter, target, distribution.without_state(), executor, context=context)
+    return ContextSession(drafter, target, distribution.without_state(), executor, context)
 
 
 @dataclass(frozen=True)
@@ -110,25 +110,22 @@ class Call:
         distribution = TokenDistribution(self.processors, self.stops)
         timer = PhaseTimer(device=input_device(self.model))
         compiling = compile_options(self.model, self.config)
-        if not self.is_fixed:
-            executor = Executor(timer)
-            session = growing_session(drafter, target, distribution, executor, context)
-            runner = GrowingRunner(target, self.model_kwargs, executor, self.step_outputs.forward_kwargs)
-            return Parts(distribution, session, runner)
-        drafter.config.check_supports("cache_implementation='static'")
-        workspace = self._workspace(compiling)
-        workspace.timer = timer
-        distribution.hold(workspace.hold_on_device)
-        is_returned = bool(self.config.return_dict_in_generate)
-        room = (self.widest, self.longest)
-        static = StaticRunner(target, drafter, self.model_kwargs, workspace, is_returned, room)
-        arguments = (drafter, target, distribution.without_state(), workspace)
-        fixed: DraftSession
-        if drafter.config.learns_while_drafting:
-            fixed = RecyclingSession(*arguments)
+        executor: Executor
+        storage: TargetCache
+        if self.is_fixed:
+            drafter.config.check_supports("cache_implementation='static'")
+            executor = self._workspace(compiling)
+            executor.timer = timer
+            distribution.hold(executor.hold_on_device)
+            text_config = target.text_config if self.config.return_dict_in_generate else None
+            room = (self.widest, self.longest)
+            storage = SlotCache(executor, drafter.config.num_draft_tokens, room, text_config)
         else:
-            fixed = StaticDraftSession(*arguments)
-        return Parts(distribution, fixed, static)
+            executor = Executor(timer)
+            storage = GrowingCache(self.model_kwargs[CACHE])
+        session = open_session(drafter, target, distribution, executor, context)
+        runner = TargetRunner(target, self.model_kwargs, storage, executor, self.step_outputs.forward_kwargs)
+        return Parts(distribution, session, runner)
 
     def _workspace(self, compiling: dict[str, Any] | None) -> Workspace:
         """Take or make a workspace, given the options with which its functions are compiled, if they are."""

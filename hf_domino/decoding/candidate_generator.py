@@ -2,9 +2,9 @@
 
 It subclasses Transformers' `CandidateGenerator`, and two loops can drive it. The package's own loop
 (`decoding/loop.py`) uses the wide interface, which supports batches and trees: it calls `observe_prompt` once, and
-then `plan`, `propose`, `learn`, `observe_block` and `observe_round` in each round. Transformers' assisted loop uses the
-narrow interface, which supports one sequence and chains of proposals: `get_candidates` and
-`update_candidate_strategy`. Both interfaces share the code that drafts.
+then `plan`, `propose` and `observe_round` in each round. Transformers' assisted loop uses the narrow interface, which
+supports one sequence and chains of proposals: `get_candidates` and `update_candidate_strategy`. Both interfaces draft
+with the same session.
 
 Shapes: B unfinished sequences, T tokens so far, P proposals, C context positions, N nodes, W = N + 1 positions of a
 block, H hidden size, V vocabulary.
@@ -25,7 +25,7 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.decoding.caches import unrewindable
-from hf_domino.decoding.call import growing_session
+from hf_domino.decoding.call import open_session
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.policy import most_proposals, policy_for
 from hf_domino.decoding.prefixes import Prefixes
@@ -35,7 +35,6 @@ from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.stopping import KnownStops
 from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
-from hf_domino.methods.context import ContextCache
 from hf_domino.stats.decoding_stats import DecodingStats, record_stats
 from hf_domino.targets.compatibility import fitting_drafter
 from hf_domino.targets.view import TargetModel
@@ -110,9 +109,7 @@ class DominoCandidateGenerator(CandidateGenerator):
             _check_cache(model_kwargs or {})
             target = TargetModel(target_model, drafter.config.layer_ids(target_model.config))
             stops = KnownStops(frozenset(eos_ids_of(generation_config)), generation_config.max_length)
-            session = growing_session(
-                drafter, target, TokenDistribution(logits_processor or LogitsProcessorList(), stops)
-            )
+            session = open_session(drafter, target, TokenDistribution(logits_processor or LogitsProcessorList(), stops))
         self.session = session  # drafts, and keeps the context between rounds
         drafter = session.drafter
         self.assistant_model = drafter
@@ -148,10 +145,6 @@ class DominoCandidateGenerator(CandidateGenerator):
         """
         self.session.observe(tuple(captured), length, mask)
 
-    def observe_block(self, captured: Sequence[torch.Tensor], counts: Sequence[int]) -> None:
-        """Store the hidden states `[B, W, H]` of the first `counts` positions of each sequence's verified block."""
-        self.session.observe_block(tuple(captured), counts)
-
     def plan(
         self, prefixes: Prefixes, positions_left: int | None = None, may_branch: Callable[[], bool] = bool
     ) -> Plan:
@@ -186,22 +179,10 @@ class DominoCandidateGenerator(CandidateGenerator):
             return Tree(self.lookup.proposals(plan.offer, prefixes))
         return self.session.propose(prefixes, plan.length, noise, plan.arm.tree_size, plan.least_chance)
 
-    def learn(self, prefixes: Prefixes, proposals: Tree, logits: torch.Tensor) -> None:
-        """Show the target's logits `[B, N + 1, V]` of a verified block to a drafter that learns while it generates."""
-        self.session.learn(prefixes, proposals, logits)
-
     def observe_round(self, outcome: Outcome, seconds: float) -> None:
         """Record how many tokens a round emitted and how long it took, so that later plans can use it."""
         self.lookup.observe(outcome)
         self.policy.observe(outcome, seconds)
-
-    def select(self, rows: Sequence[int]) -> None:
-        """Keep only these of the B sequences, in this order."""
-        self.session.select(rows)
-
-    def context(self) -> ContextCache | None:
-        """The keys and values of all context so far, for a later call; None if the method keeps no context."""
-        return self.session.context()
 
     def _room(self, length: int, positions_left: int | None) -> int:
         """The largest number of proposals after a sequence of this length."""
@@ -331,9 +312,8 @@ class DominoCandidateGenerator(CandidateGenerator):
             self.observe_prompt(captured, length, mask)
             return
         width = self._proposals.num_nodes + 1
-        self.learn(self._prefixes, self._proposals, outputs.logits[:, -width:])
-        # Copied, because a compiled forward writes its next states to the same memory, maybe before the next draft.
-        self.observe_block(tuple(states[:, : num_matches + 1].clone() for states in captured), [num_matches + 1])
+        self.session.learn(self._prefixes, self._proposals, outputs.logits[:, -width:])
+        self.session.observe_block(captured, [num_matches + 1])
 
 
 def _check_cache(model_kwargs: dict[str, Any]) -> None:

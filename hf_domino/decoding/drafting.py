@@ -19,7 +19,7 @@ from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.context import ContextCache, NewContext
-from hf_domino.methods.scorer import along
+from hf_domino.methods.scorer import Drafted, along
 from hf_domino.targets.view import Captured, TargetModel
 
 MAX_WAITING = 256  # how many context positions rounds without drafts may collect before they are stored in the cache
@@ -59,26 +59,10 @@ class DraftSession(ABC):
             ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long)
             self._ends = self.executor.hold_on_device("ends", ends)
 
+    @abstractmethod
     def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
         """Store the target's hidden states at the last positions of a prompt, up to the one before the next anchor."""
         # `length` counts the positions that the target had cached before, and padding, where `mask` [B, length] is 0.
-        num_rows, num_new = captured[0].shape[:2]
-        counts = [num_new] * num_rows
-        if mask is None:
-            mask = torch.ones(num_rows, length, dtype=torch.long, device=captured[0].device)
-        position_ids = (mask.long().cumsum(dim=1) - 1).clamp_min(0)[:, -num_new:]
-        mask = mask[:, -num_new:].bool()
-        if not bool(mask.all()):
-            # Move the valid positions to the front, in order, because the cache stores the first `counts` of each
-            # sequence.
-            counts = mask.sum(dim=1).tolist()
-            order = mask.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]
-            captured = tuple(along(order, states) for states in captured)
-            position_ids = position_ids.gather(1, order)
-        window = self.drafter.config.draft_window_size
-        if window is not None and max(counts) > window:
-            captured, position_ids, counts = _last_of_each(window, captured, position_ids, counts)
-        self._take(captured, position_ids, counts)
 
     @abstractmethod
     def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
@@ -123,7 +107,7 @@ class DraftSession(ABC):
         most: int,
     ) -> Tree:
         """Choose a chain of proposals, one after the other."""
-        self._begin(hidden[:, :most], prefixes.last())
+        self.scorer.begin(self._drafted(hidden[:, :most], prefixes.last()))
         return Tree(Branches(self.scorer, prefixes, distribution, noise, most).chain())
 
     def grow_tree(
@@ -137,109 +121,181 @@ class DraftSession(ABC):
         least_chance: float,
     ) -> Tree:
         """Choose a tree of proposals; see [`grow`]."""
-        self._begin(hidden[:, :most], prefixes.last())
+        self.scorer.begin(self._drafted(hidden[:, :most], prefixes.last()))
         branches = Branches(self.scorer, prefixes, distribution, noise, most, is_tree=True)
         return grow(branches, num_nodes, least_chance, self._ends)
 
-    def _begin(self, hidden: torch.Tensor, anchors: torch.Tensor) -> None:
-        """Begin a round of the scorer, given the draft hidden states `[B, P, H]` after the anchors `[B, 1]`."""
-        self.scorer.begin(hidden, anchors)
-
-    @abstractmethod
-    def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
-        """Store hidden states of which the first `counts` positions of each sequence are valid."""
+    def _drafted(self, hidden: torch.Tensor, anchors: torch.Tensor) -> Drafted:
+        """What the scorer's round begins with: the draft hidden states `[B, P, H]` after the anchors `[B, 1]`."""
+        return Drafted(hidden, anchors)
 
     @abstractmethod
     def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`."""
 
 
-class GrowingDraftSession(DraftSession):
-    """A draft session that keeps the keys and values of context features in buffers that grow.
+class ContextSession(DraftSession):
+    """A draft session that keeps the keys and values of context features for the blocks that it drafts.
+
+    Hidden states of verified positions wait until the next draft stores them. If shapes are fixed, they only wait for a
+    single round, so that what is stored has one shape.
 
     Args:
-        arguments: The arguments of [`DraftSession`].
+        drafter ([`DominoDraftModel`]): The drafter.
+        target ([`TargetModel`]): Provides the embeddings and the lm_head.
+        distribution ([`TokenDistribution`]): The distribution that draft tokens are chosen from.
+        executor ([`Executor`], *optional*): Calls the functions of a round. If shapes are fixed, it has the context.
         context ([`ContextCache`], *optional*): The context of an earlier call, to continue from.
     """
 
-    def __init__(self, *arguments: Any, context: ContextCache | None = None):
-        super().__init__(*arguments)
-        drafter = self.drafter
-        self._cache = context or drafter.new_context()
+    def __init__(
+        self,
+        drafter: DominoDraftModel,
+        target: TargetModel,
+        distribution: TokenDistribution,
+        executor: Executor | None = None,
+        context: ContextCache | None = None,
+    ):
+        super().__init__(drafter, target, distribution, executor)
+        self._cache: Any = self.executor.context or context or drafter.new_context()
         self._device = drafter.device  # stored, because the property searches the drafter's parameters each time
-        self._captured: list[Captured] = []  # [B, C, H] each, not yet fused and stored in the cache
-        self._positions: list[torch.Tensor] = []  # their absolute positions, [B, C] each
+        self._waiting: list[torch.Tensor] = []  # [B, C, L * H] each, hidden states that are not stored in the context
         self._num_waiting = 0  # how many columns they have together
-        self._new_counts: list[int] = []  # how many of these columns, from the first on, are valid in each sequence
-        self._anchors = torch.empty(0)  # [B, 1], absolute position of each sequence's anchor
+        # Of each sequence, the position of the first of them and that of the anchor. All between these are valid.
+        self._starts: list[int] = []
+        self._anchors: list[int] = []
 
-    def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
-        """Store the hidden states at the committed positions of a verified block, which begins with the anchor."""
+    def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
+        """Let the valid ones of a prompt's hidden states wait, or store them now if shapes are fixed."""
+        num_rows, num_new = captured[0].shape[:2]
+        counts = [num_new] * num_rows
+        starts = [length - num_new] * num_rows
+        if mask is not None:
+            num_before = max(mask.shape[1] - num_new, 0)
+            starts = (mask[:, :num_before] != 0).sum(dim=1).tolist()
+            are_valid = mask[:, num_before:] != 0
+            counts = are_valid.sum(dim=1).tolist()
+        if mask is not None and min(counts) < num_new:
+            # Move the valid positions to the front, in order, because the context stores the first `counts` of each.
+            order = are_valid.int().argsort(dim=1, descending=True, stable=True)[:, : max(1, *counts)]
+            captured = tuple(along(order, states) for states in captured)
+        window = self.drafter.config.draft_window_size
+        if window is not None and max(counts) > window:
+            captured, kept = _last_of_each(window, captured, counts)
+            starts = [start + count - left for start, count, left in zip(starts, counts, kept, strict=True)]
+            counts = kept
+        self.observe_block(captured, counts, starts)
+        if self._cache.capacity is not None:  # prompts can have any length, so this does not run as a stage
+            self.store_context(self._taken())
+
+    def observe_block(self, captured: Captured, counts: Sequence[int], starts: Sequence[int] | None = None) -> None:
+        """Let hidden states wait, of which the first `counts` of each sequence are valid.
+
+        Args:
+            captured (`tuple[torch.Tensor, ...]`): The hidden states of each of the L layers, `[B, C, H]`.
+            counts (`Sequence[int]`): How many positions of each sequence are valid.
+            starts (`Sequence[int]`, *optional*): The position of the first one. By default, it is that of the anchor.
+        """
+        is_fixed = self._cache.capacity is not None
+        # States of several rounds are stored together as long as all of them are valid in every sequence.
+        if self._waiting and (is_fixed or not min(self._cache.new_counts) == self._num_waiting < MAX_WAITING):
+            self._store()
+        joined = torch.cat([states.to(self._device) for states in captured], dim=-1)  # outlives the next verification
+        if not is_fixed and max(counts) < joined.shape[1]:
+            joined = joined[:, : max(counts)]
+        if self.executor.is_compiled and starts is None:
+            missing = max(self.drafter.config.num_draft_tokens + 1 - joined.shape[1], 0)
+            joined = torch.nn.functional.pad(joined, (0, 0, 0, missing))
+        starts = self._anchors if starts is None else list(starts)
+        if not self._waiting:
+            self._starts = starts
         # The last token committed in each sequence is the next anchor, which the target has not processed yet.
-        longest = max(counts)
-        if longest == 1:
-            positions = self._anchors
-        else:
-            positions = self._anchors + torch.arange(longest, device=self._device)
-        self._take(tuple(states[:, :longest] for states in captured), positions, list(counts))
-
-    def _take(self, captured: Captured, position_ids: torch.Tensor, counts: list[int]) -> None:
-        position_ids = position_ids.to(self._device)
-        # Rounds without drafts collect hidden states here, and these are stored together later. That only works as long
-        # as all collected columns are valid in every sequence.
-        if self._captured and not (min(self._new_counts) == self._num_waiting < MAX_WAITING):
-            self.context()
-        last = position_ids[:, -1:]
-        if min(counts) < position_ids.shape[1]:
-            last = position_ids.gather(1, torch.tensor(counts, device=self._device)[:, None].sub(1).clamp_min(0))
-        self._anchors = last + 1
-        self._captured.append(captured)
-        self._positions.append(position_ids)
-        self._new_counts = [self._num_waiting + count for count in counts]
-        self._num_waiting += position_ids.shape[1]
+        self._anchors = [start + count for start, count in zip(starts, counts, strict=True)]
+        self._waiting.append(joined)
+        self._num_waiting += joined.shape[1]
+        self._cache.announce(self._starts, self._anchors, self._device)
 
     def context(self) -> ContextCache | None:
-        """Store all context observed so far in the cache, and return the cache."""
-        if self._captured:
-            with self.executor.timer.phase("draft"):
-                self.drafter.store(self._taken(), self._cache)
-        return self._cache
+        """Store all context observed so far in the cache, and return the cache, or a copy that grows."""
+        self._store()
+        return self._cache.to_dynamic()
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these sequences, in this order."""
         self._cache.select(rows)
-        kept = list(rows)
-        if self._captured:
-            self._captured = [tuple(states[kept] for states in captured) for captured in self._captured]
-            self._positions = [positions[kept] for positions in self._positions]
-            self._new_counts = [self._new_counts[row] for row in rows]
-        self._anchors = self._anchors[kept]
+        self._waiting = [states[list(rows)] for states in self._waiting]
+        self._starts = [self._starts[row] for row in rows]
+        self._anchors = [self._anchors[row] for row in rows]
+        self._cache.announce(self._starts, self._anchors, self._device)
 
-    def _begin(self, hidden: torch.Tensor, anchors: torch.Tensor) -> None:
-        self.scorer.begin(hidden, anchors, self._anchors, self._cache)
+    def store_context(self, waiting: torch.Tensor) -> None:
+        """Store the context features of hidden states `[B, C, L * H]` without drafting."""
+        self.drafter.store(self._new_context(waiting), self._cache)
+
+    def backbone(
+        self,
+        anchors: torch.Tensor,
+        waiting: torch.Tensor | None,
+        last_tokens: Callable[[int], torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Store the context features of hidden states `[B, C, L * H]`, and draft from the anchors `[B, 1]`."""
+        cache = self._cache
+        new = None if waiting is None else self._new_context(waiting)
+        positions = _first(cache.ends, len(anchors))
+        return self.drafter.draft(self.target, anchors, positions, new, cache, last_tokens)
+
+    def _drafted(self, hidden: torch.Tensor, anchors: torch.Tensor) -> Drafted:
+        return Drafted(hidden, anchors, _first(self._cache.ends, len(anchors)), self._cache)
 
     def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`."""
-        assert self._anchors.numel(), "observe the context before proposing"
-        new = self._taken() if self._captured else None
-        return self.drafter.draft(self.target, anchors, self._anchors, new, self._cache, last_tokens)
+        assert self._anchors, "observe the context before proposing"
+        if not self._waiting:
+            self._cache.announce(self._anchors, self._anchors, self._device)
+        if self._cache.capacity is None:
+            waiting = self._taken() if self._waiting else None
+            return self.executor.run(self.backbone, anchors, waiting, last_tokens)
+        if self._waiting:
+            waiting = self._taken()
+        else:  # pass the usual number of positions, none of them valid
+            config = self.drafter.config
+            size = (len(anchors), config.num_draft_tokens + 1, len(config.target_layer_ids) * config.hidden_size)
+            waiting = torch.zeros(size, dtype=self.target.model.dtype, device=self._device)
+        return self.executor.run(self.backbone, anchors, waiting)
 
-    def _taken(self) -> NewContext:
-        """Take the new context, fused, out of what has been collected."""
-        layers = [torch.cat(pieces, dim=1) for pieces in zip(*self._captured, strict=True)]
-        features = self.drafter.fuse_context([states.to(self._device) for states in layers])
-        new = NewContext(features, torch.cat(self._positions, dim=1), self._new_counts)
-        self._captured = []
-        self._positions = []
+    def _store(self) -> None:
+        """Store what waits, before the next draft."""
+        if self._waiting:
+            with self.executor.timer.phase("draft"):
+                self.executor.run(self.store_context, self._taken())
+
+    def _taken(self) -> torch.Tensor:
+        """Take out the hidden states that wait, `[B, C, L * H]`."""
+        if len(self._waiting) == 1:
+            taken = self._waiting[0]
+        else:
+            taken = torch.cat(self._waiting, dim=1)
+        self._waiting = []
         self._num_waiting = 0
-        return new
+        return taken
+
+    def _new_context(self, waiting: torch.Tensor) -> NewContext:
+        """The context features of hidden states, and their positions."""
+        cache = self._cache
+        positions = _first(cache.starts, len(waiting)) + torch.arange(waiting.shape[1], device=self._device)
+        return NewContext(self.drafter.fuse_context([waiting]), positions, cache.new_counts)
 
 
-def _last_of_each(
-    count: int, captured: Captured, position_ids: torch.Tensor, counts: Sequence[int]
-) -> tuple[Captured, torch.Tensor, list[int]]:
+def _first(values: torch.Tensor, count: int) -> torch.Tensor:
+    """The first `count` values `[count, 1]`; buffers of fixed shape can have more."""
+    if len(values) == count:
+        return values
+    return values[:count]
+
+
+def _last_of_each(count: int, captured: Captured, counts: Sequence[int]) -> tuple[Captured, list[int]]:
     """Keep the last `count` of the valid positions of each sequence, which are the first `counts` in `[B, C, H]`."""
     kept = [min(count, number) for number in counts]
     starts = torch.tensor(counts) - torch.tensor(kept)
-    columns = (starts[:, None] + torch.arange(count)).clamp_max(position_ids.shape[1] - 1).to(position_ids.device)
-    return tuple(along(columns, states) for states in captured), along(columns, position_ids), kept
+    columns = (starts[:, None] + torch.arange(count)).clamp_max(captured[0].shape[1] - 1).to(captured[0].device)
+    return tuple(along(columns, states) for states in captured), kept

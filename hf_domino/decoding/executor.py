@@ -7,7 +7,7 @@ captures each function once per shape and replays it. The functions are the same
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -25,16 +25,9 @@ class Executor:
     """
 
     is_fixed = False  # whether shapes are fixed
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether functions are compiled."""
-        return False
-
-    @property
-    def num_prepared(self) -> int:
-        """How many functions have been captured or compiled so far, in rounds that took much longer than others."""
-        return 0
+    is_compiled = False  # whether functions are compiled
+    num_prepared = 0  # how many functions have been captured or compiled, in rounds that took much longer than others
+    context: Any = None  # the drafter's context, if shapes are fixed
 
     def __init__(self, timer: PhaseTimer | None = None):
         self.timer = timer or PhaseTimer(enabled=False)
@@ -52,14 +45,21 @@ class Executor:
         """
         return function(*inputs)
 
-    def hold_on_device(self, name: str, values: torch.Tensor) -> torch.Tensor:
-        """Return values that are fixed for a text, from where captured functions find them; here, as they are.
-
-        Args:
-            name (`str`): Any name that identifies them.
-            values (`torch.Tensor`): The values.
-        """
+    def hold(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Return values that are fixed for a call. A workspace copies them to where captured functions find them."""
         return values
+
+    def hold_on_device(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Return values like [`~Executor.hold`], from the target's device."""
+        return values
+
+    def hold_for_each(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Return one number for each sequence, `[..., B, 1]`, like [`~Executor.hold`]."""
+        return values
+
+    def select(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Keep only these sequences, given in ascending order, in what [`~Executor.hold_for_each`] returned."""
+        return values[..., list(rows), :]
 
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
         """End the call. A workspace becomes available to the next call of these models; here, nothing needs doing."""

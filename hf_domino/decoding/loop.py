@@ -11,7 +11,6 @@ import time
 import warnings
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -21,7 +20,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import mark_restartable
-from hf_domino.decoding.caches import keep_context, kept_context
+from hf_domino.decoding.caches import keep_context, kept_context, sliding_windows
 from hf_domino.decoding.call import Call
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
 from hf_domino.decoding.noise import StepNoise
@@ -30,8 +29,8 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import num_padding
 from hf_domino.decoding.recording import copied, open_record
 from hf_domino.decoding.round import Outcome, Plan
+from hf_domino.decoding.support import Support
 from hf_domino.decoding.tree import Tree
-from hf_domino.decoding.tree_support import why_chain
 from hf_domino.decoding.verification import accept, check_drawn, take
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.scorer import along
@@ -121,6 +120,8 @@ class Generation:
         parts = call.parts(context)
         self.distribution = parts.distribution
         self.runner = parts.runner
+        self.session = parts.session
+        self.support = Support(self.runner, self.session)
         self.executor = parts.session.executor
         self.generator = DominoCandidateGenerator(drafter, call.model, call.config, session=parts.session)
         self.committed = call.committed(streamer)
@@ -131,24 +132,9 @@ class Generation:
         self.rows = list(range(call.batch_size))  # indices of the unfinished sequences in the batch
         self.noise: StepNoise | None = None  # stays None if the target does not sample
         self.record = open_record()  # None unless somebody wants the proposals of all rounds
+        self.step_outputs = call.step_outputs if call.step_outputs.forward_kwargs else None  # None if nobody wants any
         self.is_stepwise = False  # whether rounds are verified one position at a time
-        self._is_tried = False  # whether it is known if rounds can propose trees
         self.may_restart = True  # until something has seen the first scores, such as a processor, or drawn a token
-
-    @cached_property
-    def _may_branch(self) -> bool:
-        """Whether rounds can propose trees. This is determined when the first round wants to propose one."""
-        self._is_tried = True
-        self.stats.chain = why_chain(self.runner, self.generator.session)
-        return self.stats.chain is None
-
-    def _may_plan_trees(self) -> bool:
-        """Whether rounds can plan trees, which the drafter then grows."""
-        # A drafter that learns while it drafts proposes nothing at first. Its first tree is due when a tree has grown
-        # branches, and only then is the target tried with one, because that takes as long as a few plain decode steps.
-        if self.call.drafter.config.learns_while_drafting and not self._is_tried:
-            return True
-        return self._may_branch
 
     def packed(self) -> AbstractContextManager:
         """The context manager in which linear layers of both models use packed weights on a CPU."""
@@ -169,7 +155,7 @@ class Generation:
                         self.run_round()
         except BaseException:
             try:
-                self.runner.end(self.call.batch_size)
+                self.runner.storage.end(self.call.batch_size)
             except Exception as error:  # only warn, so that the original exception is not hidden
                 warnings.warn(f"The target's cache could not be restored to the committed tokens: {error!r}.")
             raise
@@ -177,14 +163,14 @@ class Generation:
             if self.noise is not None:
                 self.noise.end(self.committed.num_steps)
             self.generator.lookup.finish(self.call.batch_size)
-        self.runner.end(self.call.batch_size)
+        self.runner.storage.end(self.call.batch_size)
 
     def result(self) -> torch.Tensor | GenerateDecoderOnlyOutput:
         """Return what `generate` returns. If the caller can use the cache again, keep the drafter's context on it."""
         cache = self.runner.cache
         has_outputs = self.call.config.return_dict_in_generate
         is_seen_again = self.call.batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
-        if is_seen_again and (context := self.generator.context()) is not None:
+        if is_seen_again and (context := self.session.context()) is not None:
             keep_context(cache, self.generator.assistant_model, context, self._has_gap)
         self.executor.release(self.call.model, self.call.drafter)
         result = self.committed.result(cache, **self.call.step_outputs.results())
@@ -197,6 +183,7 @@ class Generation:
         timer = self.executor.timer
         self.stats.cut(self.committed.num_new_tokens)
         self.stats.seconds = seconds
+        self.stats.chain = self.support.why_chain
         if timer.enabled:
             self.stats.phases = timer.seconds()
         else:
@@ -209,15 +196,14 @@ class Generation:
         # `generate` drops an attention mask of all ones, and stores its length here.
         mask_length = getattr(call.config, "_mask_length", None)
         logits, captured = self.runner.prefill(call.input_ids, call.config.prefill_chunk_size, mask_length)
-        length = self.runner.prompt_length
-        self.generator.observe_prompt(captured, length, self.runner.prompt_mask(length))
+        self.generator.observe_prompt(captured, self.runner.prompt_length, self.runner.prompt_mask)
         self.may_restart = False
         scores = self.distribution.scores(self.committed.prefixes(self.rows), logits)
         self.noise = call.noise(logits.shape[2])
         tokens = take(scores, self._noise(0))
         self.committed.commit(self.rows, tokens, [1] * len(self.rows), logits, scores)
-        if call.step_outputs.forward_kwargs:
-            call.step_outputs.add_prompt(self.runner.outputs)
+        if self.step_outputs is not None:
+            self.step_outputs.add_prompt(self.runner.outputs)
         is_long = len(self.rows) == 1 and call.input_ids.is_cpu and logits.shape[2] >= STEPWISE_VOCABULARY
         self.is_stepwise = self.distribution.may_keep_state or (is_long and not call.is_fixed)
         unfinished = self.committed.unfinished
@@ -229,7 +215,7 @@ class Generation:
         start = time.perf_counter()
         num_prepared = self.executor.num_prepared
         prefixes = self.committed.prefixes(self.rows)
-        self.runner.reserve(prefixes)
+        self.runner.storage.reserve(prefixes.lengths)
         plan, noise, proposals = self._propose(prefixes)
         plan = plan.followed_with(proposals.num_nodes)
         if self.record is not None:
@@ -240,8 +226,7 @@ class Generation:
                 outcome = self._commit_one_by_one(plan, proposals, logits, noise)
             else:
                 outcome = self._commit(plan, prefixes, proposals, logits, noise)
-            captured = self.runner.follow(outcome.path, captured)
-        self.generator.learn(prefixes, proposals, logits)
+        self.session.learn(prefixes, proposals, logits)
         self._settle(outcome, captured)
         if self.executor.num_prepared > num_prepared:
             outcome = replace(outcome, plan=replace(outcome.plan, is_timed=False))
@@ -250,9 +235,11 @@ class Generation:
     def _propose(self, prefixes: Prefixes) -> tuple[Plan, torch.Tensor | None, Tree]:
         """Plan the round and make its proposals; return the plan, the noise of the round's steps, and the proposals."""
         plan = self._plan(prefixes)
-        noise = self._noise(plan.length)
+        noise = None
+        if self.noise is not None:
+            noise = self._noise(plan.length)
         proposals = self.generator.propose(plan, prefixes, noise)
-        if proposals.parents is None or self._may_branch:
+        if proposals.parents is None or self.support.takes_trees:
             return plan, noise, proposals
         return self._propose(prefixes)  # now it is known that the target takes no trees
 
@@ -263,7 +250,7 @@ class Generation:
             positions_left = None
         else:
             positions_left = limit - self.runner.next_position() - 1
-        return self.generator.plan(prefixes, positions_left, self._may_plan_trees)
+        return self.generator.plan(prefixes, positions_left, self.support.may_plan_trees)
 
     def _noise(self, most: int) -> torch.Tensor | None:
         """The noise `[B, most + 1, V]` of the decode steps that a round with up to `most` proposals can cover."""
@@ -284,7 +271,8 @@ class Generation:
             path = None
         else:
             path = verification.path[:, : max(counts)]
-        outcome = self._counted(Outcome(plan, self.rows, proposals.num_nodes, counts, path=path))
+        outcome = Outcome(plan, self.rows, proposals.num_nodes, counts, path=path)
+        outcome.add_to(self.stats)  # before the commit, because a streamer may read the statistics during it
         logits = along(path, logits)
         scores = along(path, verification.scores)
         values = [values[1:] for values in found]
@@ -309,7 +297,7 @@ class Generation:
             # An accepted proposal is followed by another token of the round, unless the text ends with it.
             count = len(path) + (position is not None)
             if len(path) == 1:
-                self._counted(Outcome(plan, self.rows, proposals.num_nodes, [count]))
+                Outcome(plan, self.rows, proposals.num_nodes, [count]).add_to(self.stats)
             lengths[-1] = count
             self.committed.commit(self.rows, token, [1], here, scores, [[value]])
             if position is None or not self.committed.unfinished:
@@ -323,25 +311,24 @@ class Generation:
         emitted = [len(path)]
         return Outcome(plan, self.rows, proposals.num_nodes, emitted, emitted, places)
 
-    def _counted(self, outcome: Outcome) -> Outcome:
-        """Add a round to the statistics before it is committed, because a streamer may read them during the commit."""
-        outcome.add_to(self.stats)
-        return outcome
-
     def _settle(self, outcome: Outcome, captured: Captured) -> None:
         """Bring the target's cache and the drafter's context up to the committed tokens; drop finished sequences."""
         kept = outcome.num_kept
-        if self.call.step_outputs.forward_kwargs:
-            self.call.step_outputs.add_block(self.runner.outputs, kept[0], self.runner.sliding_windows, outcome.path)
+        if self.step_outputs is not None:
+            windows = sliding_windows(self.runner.cache, self.runner.target.text_config)
+            self.step_outputs.add_block(self.runner.outputs, kept[0], windows, outcome.path)
         unfinished = self.committed.unfinished
         if unfinished or len(self.rows) == 1:
-            self.generator.observe_block(captured, kept)
+            if outcome.path is not None:
+                captured = tuple(along(outcome.path, states) for states in captured)
+            self.session.observe_block(captured, kept)
         staying = [self.rows.index(row) for row in unfinished]
-        self.runner.commit(kept, outcome.num_proposed + 1, staying)
-        self._keep_rows(staying)
+        self.runner.commit(outcome.path, kept, outcome.num_proposed + 1, staying)
+        if len(staying) < len(self.rows):
+            self._keep_rows(staying)
 
     def _keep_rows(self, staying: list[int]) -> None:
         """Keep only these of the unfinished sequences, given by their places among them."""
         if staying and len(staying) < len(self.rows):
-            self.generator.select(staying)
+            self.session.select(staying)
         self.rows = [self.rows[index] for index in staying]

@@ -142,7 +142,11 @@ class CommittedSequences:
         Returns:
             `list[int]`: How many tokens each sequence kept.
         """
-        self._reserve(tokens.shape[1])
+        needed = max(self._lengths) + tokens.shape[1]
+        if needed > self._ids.shape[1]:  # the caller's prompt tensor is never written to
+            grown = self._ids.new_zeros(len(self._lengths), max(2 * needed, 64))
+            grown[:, : self._ids.shape[1]] = self._ids
+            self._ids = grown
         values = tokens.tolist() if values is None else values
         kept = []
         for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
@@ -163,16 +167,9 @@ class CommittedSequences:
         while self._batch_criteria and self._batch_length_checked < self._num_settled:
             self._ask_of_batch()
         self._known.warn(self._ids[:1, : max(self._lengths)])
-        self._stream()
+        if self._streamer is not None:
+            self._stream()
         return kept
-
-    def _reserve(self, num_tokens: int) -> None:
-        """Make room for `num_tokens` more in every sequence. The caller's prompt tensor is never written to."""
-        needed = max(self._lengths) + num_tokens
-        if needed > self._ids.shape[1]:
-            grown = self._ids.new_zeros(len(self._lengths), max(2 * needed, 64))
-            grown[:, : self._ids.shape[1]] = self._ids
-            self._ids = grown
 
     def _cut(self, row: int, length: int) -> None:
         """Cut a sequence to this length."""

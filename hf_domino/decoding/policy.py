@@ -180,15 +180,18 @@ class Policy:
         if not room:
             return Plan(STEP, 0)
         estimates = self._estimates_of(num_rows)
-        best = max(self._drafting(estimates, may_branch), key=estimates.optimistic_value)
-        if not self._is_full and not estimates.pays(best):
-            estimates.pause = estimates.pause or estimates.pause_before(best)
-            favourite = STEP
-        else:
-            favourite = best
-            estimates.pause = None
-            if not self._is_full and estimates.wants_step(best):
-                return Plan(STEP, 0, is_comparison=True)
+        arms = self._drafting(estimates, may_branch)
+        favourite = arms[0]
+        if len(arms) > 1:
+            favourite = max(arms, key=estimates.optimistic_value)
+        if not self._is_full:
+            if not estimates.pays(favourite):
+                estimates.pause = estimates.pause or estimates.pause_before(favourite)
+                favourite = STEP
+            else:
+                estimates.pause = None
+                if estimates.wants_step(favourite):
+                    return Plan(STEP, 0, is_comparison=True)
         if offer is not None and offer.expected > estimates.value(favourite) * estimates.costs.of(LOOKUP, offer.length):
             return Plan(LOOKUP, offer.length, offer)
         return Plan(
@@ -208,21 +211,23 @@ class Policy:
         estimates.rounds_since_step += 1
         if arm is STEP:
             estimates.rounds_since_step = 0
-        is_trusted = estimates.value(arm) > 1
+        is_trusted = not self._is_full and estimates.value(arm) > 1
         for acceptance in (self._acceptance, *self._branching.values()):
             acceptance.forget()
         if arm.is_drafted:
             for count in outcome.num_emitted:
                 self._acceptance_of(arm).observe(range(outcome.plan.length), count - 1)
+            estimates.count(outcome)
+            estimates.num_drafted += 1
+        if self._is_full:  # it never pauses, so neither times nor a budget matter
+            return
         is_typical = not arm.is_drafted or (outcome.plan.length == arm.length and not self._is_first)
-        if not self._is_full and is_typical and outcome.plan.is_timed:
+        if is_typical and outcome.plan.is_timed:
             estimates.costs.observe(arm, num_proposals, seconds)
         cost = estimates.costs.of(arm, num_proposals)
         estimates.budget += BUDGET_SHARE * cost
         if arm.is_drafted:
             self._is_first = False
-            estimates.count(outcome)
-            estimates.num_drafted += 1
             budget = estimates.budget + outcome.tokens * estimates.slowest - cost
             # A round that was expected to pay takes nothing from the budget, which is for trials.
             if is_trusted:

@@ -26,6 +26,10 @@ class Prefixes:
         self.ids = ids
         self._lengths = lengths
         self._rows = rows
+        if isinstance(lengths, list):
+            self.lengths = lengths
+        if isinstance(rows, list):
+            self.rows = rows
 
     @classmethod
     def of(cls, ids: torch.Tensor) -> Prefixes:
@@ -35,15 +39,13 @@ class Prefixes:
     @cached_property
     def lengths(self) -> list[int]:
         """The number of tokens of each sequence, on the host."""
-        if isinstance(self._lengths, list):
-            return self._lengths
+        assert isinstance(self._lengths, torch.Tensor)
         return self._lengths[:, 0].tolist()
 
     @cached_property
     def rows(self) -> list[int]:
         """The index of each sequence in the batch that was passed to `generate`, on the host."""
-        if isinstance(self._rows, list):
-            return self._rows
+        assert isinstance(self._rows, torch.Tensor)
         return self._rows[:, 0].tolist()
 
     @property

@@ -24,7 +24,7 @@ class RecyclingSession(DraftSession):
     def observe(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing, because this method reads no hidden states and keeps nothing for a sequence."""
 
-    observe_block = select = context = _take = observe
+    observe_block = select = context = observe
 
     def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """The tokens before the anchors, `[B, P]`, in place of hidden states; the shape says how deep to draft."""

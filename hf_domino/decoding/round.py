@@ -92,7 +92,8 @@ class Outcome:
     def add_to(self, stats: DecodingStats) -> None:
         """Add the round to the statistics of its call."""
         plan = self.plan
-        stats.count_pause(plan.pause, self.rows)
+        if plan.pause is not None:
+            stats.count_pause(plan.pause, self.rows)
         stats.tree_size = plan.arm.tree_size or stats.tree_size
         for row, count in zip(self.rows, self.num_emitted, strict=True):
             stats.rows[row].append(count)

@@ -1,68 +1,48 @@
-"""The target's side of a round: the prefill, the verification forward, and the target's cache.
+"""The target's side of a round: the prefill, the inputs of the verification forward, and the forward itself.
 
-`TargetRunner` is the interface that the loop uses. `GrowingRunner` has a cache that grows, and rewinds it after each
-round. With fixed shapes, `StaticRunner` (static/runner.py) takes its place.
+The target's keys and values are in a [`TargetCache`], of which there are two: Transformers' own layers, which grow
+(`GrowingCache` in caches.py), and slots of fixed shape (`SlotCache` in static/slots.py). A runner is the same for both.
 
-Shapes: B unfinished sequences, T prompt tokens, C new prompt positions or accepted positions, P proposals, W = P + 1
-positions of a block, H hidden size, V vocabulary.
+Shapes: B unfinished sequences, T prompt tokens, C new prompt positions or accepted positions, P proposals, W positions
+of a block, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
 
-import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel
+from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino._common.errors import invalid_argument
-from hf_domino.decoding.caches import (
-    PER_POSITION,
-    PLACEHOLDERS,
-    Alignment,
-    StateSnapshot,
-    activate_past_recording,
-    attention_class,
-    crop_attention,
-    drop_forward,
-    empty,
-    end_past_recording,
-    move_forward,
-)
+from hf_domino.decoding.caches import PER_POSITION, TargetCache
 from hf_domino.decoding.executor import Executor
-from hf_domino.decoding.prefixes import Prefixes
+from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.tree import Tree, tree_inputs
 from hf_domino.methods.scorer import along
 from hf_domino.targets.attention import unrepeated_keys
 from hf_domino.targets.view import Captured, TargetModel
 
 
-def shortened_cache(expected: int, found: int) -> ValueError:
-    """Create the error for a cache that lost positions, or slots, in a forward."""
-    remedy = "A hook seems to shorten the cache, so rejected proposals could not be dropped; drop assistant_model, or "
-    remedy += "remove the hook."
-    return invalid_argument("the length of the target's cache after a forward", expected, found, remedy)
-
-
-class TargetRunner(ABC):
+class TargetRunner:
     """Runs the target through `generate`'s own input preparation.
 
     Args:
         target ([`TargetModel`]): The target.
         model_kwargs (`dict`): The keyword arguments of its forward, as `generate` prepared them.
+        storage ([`TargetCache`]): Where the target's keys and values are.
         executor ([`Executor`], *optional*): Calls the functions of a round.
         forward_kwargs (`Mapping`, *optional*): Further keyword arguments of every forward, such as
-            `output_attentions=True`.
+            `output_attentions=True`. With them, `outputs` are kept.
     """
 
     def __init__(
         self,
         target: TargetModel,
         model_kwargs: dict[str, Any],
+        storage: TargetCache,
         executor: Executor | None = None,
         forward_kwargs: Mapping[str, bool] | None = None,
     ):
@@ -70,32 +50,73 @@ class TargetRunner(ABC):
         self.target = target
         self.model: PreTrainedModel = target.model
         self.kwargs = model_kwargs
+        self.storage = storage
         wanted = dict(forward_kwargs or {})
         self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
-        self.outputs: Any = None  # the outputs of the last forward
+        self._keeps_outputs = bool(wanted)
+        self.outputs: Any = None  # of the prompts' forward, and of the last one if they are wanted
         self._device = torch.device("cpu")
-        # Without this, a sliding-window layer drops positions that it would need in order to rewind.
-        activate_past_recording(self.cache)
+        self.prompt_length = 0  # positions of the prompts, including padding and what was cached before
+        self.prompt_mask: torch.Tensor | None = None  # which of them belong to a token, [B, T]; None if all do
+        # What every verification forward reads besides its block: one number for each sequence `[..., B, 1]`, which are
+        # positions minus lengths and token types, and everything else.
+        self._of_sequences: dict[str, torch.Tensor] = {}
+        self._options: dict[str, Any] = {}
+        self._block = torch.empty(0)  # the last block, [B, W]
+        self._key: Hashable = None  # what a captured forward depends on
+        self._offsets: list[int] = []  # positions minus lengths on the host; empty if the target is not told positions
 
     @property
     def cache(self) -> Any:
-        """The target's cache."""
-        return self.kwargs[CACHE]
+        """The target's cache, as its forward takes it."""
+        return self.storage.cache
+
+    # --- the prompts ------------------------------------------------------------------------------------------------
 
     def prefill(
         self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
     ) -> tuple[torch.Tensor, Captured]:
-        """Process the last C positions of the prompt `[B, T]`, which are those that the cache does not hold yet."""
-        # Returns logits [B, 1, V] of the next token and captured hidden states [B, C, H]. Processing the prompt in
-        # chunks limits memory. `mask_length` is the length of an attention mask that `generate` dropped because it was
-        # all ones.
+        """Process the last positions of the prompts `[B, T]`, those that the cache does not hold yet.
+
+        Args:
+            input_ids (`torch.Tensor`): The prompts.
+            chunk_size (`int`, *optional*): How many positions to process at a time, which limits memory.
+            mask_length (`int`, *optional*): Length of an attention mask that `generate` dropped because it was all
+                ones.
+
+        Returns:
+            `tuple`: Logits `[B, 1, V]` of the next tokens, and captured hidden states `[B, C, H]`. If padding is not
+            stored, the states of each prompt of a batch start with its first token, and those after its last token are
+            meaningless.
+        """
         self._device = input_ids.device  # the target's own can be `meta` if parts of it are offloaded
-        new_length = self._uncached_length(input_ids, mask_length)
-        if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
-            logits, captured = self._forward(input_ids, self.kwargs, new_length, 1, is_first_iteration=True)
+        if len(input_ids) > 1 and not self.storage.keeps_padding:
+            logits, captured, lengths = self._prefill_moved(input_ids)
         else:
-            logits, captured = self._prefill_in_chunks(input_ids[:, -(new_length or 0) :], chunk_size)
+            cached = int(self.cache.get_seq_length())
+            new_length = self._uncached_length(input_ids, mask_length)
+            if chunk_size is None or self.kwargs.get("inputs_embeds") is not None:
+                logits, captured = self._prefill_at_once(input_ids, self.kwargs, new_length)
+            else:
+                logits, captured = self._prefill_in_chunks(input_ids[:, -(new_length or 0) :], chunk_size)
+            lengths = [cached + captured[0].shape[1]] * len(logits)
+            self.prompt_length = lengths[0]
+            self.prompt_mask = self._mask(lengths[0])
+        self.storage.begin(lengths, self.prompt_mask, self._device)
         return logits, captured
+
+    def _prefill_at_once(
+        self, input_ids: torch.Tensor, kwargs: dict[str, Any], new_length: int | None
+    ) -> tuple[torch.Tensor, Captured]:
+        inputs = self.model.prepare_inputs_for_generation(
+            input_ids, next_sequence_length=new_length, is_first_iteration=True, **kwargs | {CACHE: self.cache}
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = 1
+        outputs = self._prompts_forward(inputs)
+        captured = self.target.captured(outputs)
+        self.storage.check_forward(captured[0].shape[1])
+        return outputs.logits[:, -1:].to(input_ids.device), captured
 
     def _prefill_in_chunks(self, new_ids: torch.Tensor, chunk_size: int) -> tuple[torch.Tensor, Captured]:
         total = int(self.cache.get_seq_length()) + new_ids.shape[1]
@@ -109,14 +130,54 @@ class TargetRunner(ABC):
                 for name in PER_POSITION
                 if self.kwargs.get(name) is not None
             }
-            logits, captured = self._forward(chunk, kwargs, chunk.shape[1], 1, is_first_iteration=True)
-            self._settle(end)
+            logits, captured = self._prefill_at_once(chunk, kwargs, chunk.shape[1])
+            self.storage.settle(end)
             pieces.append(captured)
         return logits, tuple(torch.cat(layers, dim=1) for layers in zip(*pieces, strict=True))
 
-    def _settle(self, length: int) -> None:
-        """Keep the first `length` positions of the cache, which are committed."""
-        crop_attention(self.cache, length)  # even if it drops nothing, it shrinks sliding layers back to their window
+    def _prefill_moved(self, input_ids: torch.Tensor) -> tuple[torch.Tensor, Captured, list[int]]:
+        """Process prompts whose first tokens are moved to the first column; also return the prompts' lengths."""
+        embeds = self.kwargs.get("inputs_embeds")
+        if embeds is None:
+            width = input_ids.shape[1]
+        else:
+            width = embeds.shape[1]
+        mask = self._mask(width)
+        if mask is None:
+            mask = torch.ones(len(input_ids), width, dtype=torch.long, device=self._device)
+        mask = (mask != 0).long()
+        lengths = mask.sum(dim=1).tolist()
+        order = mask.int().argsort(dim=1, descending=True, stable=True)  # moves each prompt's first token to the front
+        kwargs = self.kwargs | {"attention_mask": None, CACHE: self.cache}
+        for name in PER_POSITION[1:]:
+            if (values := kwargs.get(name)) is not None:
+                kwargs[name] = values.gather(-1, order.expand_as(values))
+        if embeds is None:
+            input_ids = input_ids.gather(1, order)
+        else:
+            kwargs["inputs_embeds"] = along(order, embeds)
+        self.storage.open_batch()
+        ends = torch.tensor(lengths, device=self._device) - 1
+        inputs = self.model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **kwargs)
+        kept, places = torch.unique(ends, return_inverse=True)
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = kept
+        if width == 1:  # without a mask, the only query would attend to all slots, empty ones too
+            inputs["attention_mask"] = batch_masks(self.model, self.cache, torch.zeros_like(ends)[:, None], width)
+        outputs = self._prompts_forward(inputs)
+        if outputs.logits.shape[1] == len(kept):
+            columns = places
+        else:
+            columns = ends
+        self.prompt_length = width
+        self.prompt_mask = torch.arange(width, device=self._device) <= ends[:, None]
+        return along(columns[:, None], outputs.logits), self.target.captured(outputs), lengths
+
+    def _prompts_forward(self, inputs: dict[str, Any]) -> Any:
+        with self._executor.timer.phase("target_forward"):
+            self.outputs = self.model(**(inputs | self._forward_kwargs))
+        self.storage.adopt(getattr(self.outputs, CACHE, None))
+        return self.outputs
 
     def _uncached_length(self, input_ids: torch.Tensor, mask_length: int | None) -> int | None:
         """How many of the prompt's last positions to process; None for all of them."""
@@ -135,235 +196,154 @@ class TargetRunner(ABC):
         only_new = mask_length is not None and mask_length != length
         return None if only_new else length - cached
 
-    @property
-    def sliding_windows(self) -> list[int | None]:
-        """The sliding window of each of the target's attention layers; None for a layer that sees all positions."""
-        layers = [layer for layer in self.cache.layers if not isinstance(layer, PLACEHOLDERS)]
-        windows = [layer.sliding_window if getattr(layer, "is_sliding", False) else None for layer in layers]
-        kinds = getattr(self.target.text_config, "layer_types", None) or []
-        # The last layers of some targets keep no keys. They use those of the last layer of their type that keeps some.
-        window_of = dict(zip(kinds, windows, strict=False))
-        attending = [
-            window for layer, window in zip(layers, windows, strict=True) if attention_class(layer) is not None
-        ]
-        return attending + [window_of.get(kind) for kind in kinds[len(windows) :]]
-
-    def mask(self, length: int) -> torch.Tensor | None:
+    def _mask(self, length: int) -> torch.Tensor | None:
         """The last columns `[B, length]` of the two-dimensional attention mask; None if there is no such mask."""
         mask = self.kwargs.get("attention_mask")
         if mask is not None and mask.dim() == 2:
             return mask[:, -length:]
         return None
 
-    @property
-    def prompt_length(self) -> int:
-        """How many positions the cache holds after the prefill, including padding."""
-        return int(self.cache.get_seq_length())
+    def begin(self, rows: Sequence[int]) -> None:
+        """Keep only these sequences, after the prefill and the first new token of each, and what all rounds read."""
+        lengths = self.storage.lengths
+        # Some targets add options after the prompts. Afterwards, these stay the same (`check_steps`).
+        self.kwargs = kwargs = self.model._update_model_kwargs_for_generation(
+            self.outputs, dict(self.kwargs), is_encoder_decoder=False, num_new_tokens=1
+        )
+        self.outputs = None  # frees the prompts' outputs
+        self._of_sequences = {}
+        if (positions := kwargs.get("position_ids")) is not None:
+            last = positions[..., -1:].expand(*positions.shape[:-2], len(lengths), 1)
+            before = last - torch.tensor(lengths, device=last.device)[:, None]
+            self._of_sequences["position_ids"] = self._executor.hold_for_each("position_ids", before)
+            self._offsets = before.reshape(-1, len(lengths)).amax(dim=0).tolist()
+        for name in PER_POSITION[2:]:  # token types, which are the same for all new tokens
+            if (types := kwargs.get(name)) is not None:
+                self._of_sequences[name] = self._executor.hold_for_each(name, types[..., -1:])
+        taken = (*PER_POSITION, CACHE, "inputs_embeds", *MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL)
+        self._options = {
+            name: self._executor.hold(f"option {name}", value) if isinstance(value, torch.Tensor) else value
+            for name, value in kwargs.items()
+            if name not in taken
+        }
+        names = [(name, "" if isinstance(v, torch.Tensor) else repr(v)) for name, v in self._options.items()]
+        self._key = (*sorted(self._of_sequences), self.storage.starts_differ, *sorted(names))
+        if rows and len(rows) < len(lengths):
+            self.storage.keep([0] * len(lengths), 0, rows, self._run_again)
+            self._select(rows)
 
-    def prompt_mask(self, length: int) -> torch.Tensor | None:
-        """The attention mask `[B, length]` of the prompts; None if there is none."""
-        return self.mask(length)
+    # --- a round ----------------------------------------------------------------------------------------------------
 
-    @abstractmethod
     def next_position(self) -> int:
         """The largest position that the next token of any sequence will have."""
+        if not self._offsets:
+            return self.storage.num_columns
+        return max(offset + length for offset, length in zip(self._offsets, self.storage.lengths, strict=True))
 
-    @abstractmethod
-    def begin(self, rows: Sequence[int]) -> None:
-        """Keep only these sequences, after the prefill and the first new token of each."""
-
-    def reserve(self, prefixes: Prefixes) -> None:  # noqa: B027
-        """Make room for the next block after these texts. A cache that grows needs none."""
-
-    @abstractmethod
     def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
         """Run the target on anchors `[B, 1]` and proposals; return logits `[B, W, V]` and captured hidden states."""
-
-    @abstractmethod
-    def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
-        """Move an accepted path of a tree to the front of the block, and return the hidden states along it."""
-        # `path` holds the places of its positions in the block, [B, C], beginning with the anchor's. It is None for a
-        # chain, whose accepted positions are at the front already.
-
-    @abstractmethod
-    def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
-        """Keep the committed positions in the cache; drop all others, and all sequences that are not in `rows`."""
-        # The last token committed in each sequence has not been through the target yet.
-
-    @abstractmethod
-    def end(self, batch_size: int) -> None:
-        """Make sure that `generate` can continue from a single sequence's cache, even if a round was interrupted."""
-
-    def _advanced(self, kwargs: dict[str, Any], num_tokens: int) -> dict[str, Any]:
-        # For n tokens at once, Transformers repeats the last n token types. To repeat the last one n times, advance by
-        # one token at a time.
-        if kwargs.get("token_type_ids") is None:
-            steps = [num_tokens]
-        else:
-            steps = [1] * num_tokens
-        for count in steps:
-            kwargs = self.model._update_model_kwargs_for_generation(
-                self.outputs, kwargs, is_encoder_decoder=False, num_new_tokens=count
-            )
-        return kwargs
-
-    def _forward(
-        self,
-        input_ids: torch.Tensor,
-        kwargs: dict[str, Any],
-        new_length: int | None,
-        logits_to_keep: int,
-        is_first_iteration: bool,
-        arrange: Callable[[dict[str, Any], PreTrainedModel], dict[str, Any]] | None = None,
-    ) -> tuple[torch.Tensor, Captured]:
-        inputs = self.model.prepare_inputs_for_generation(
-            input_ids, next_sequence_length=new_length, is_first_iteration=is_first_iteration, **kwargs
-        )
-        if arrange is not None:
-            inputs = arrange(inputs, self.model)
-        if "logits_to_keep" in inputs:
-            inputs["logits_to_keep"] = logits_to_keep
-        with self._executor.timer.phase("target_forward"):
-            outputs = self.model(**(inputs | self._forward_kwargs))
-        if is_first_iteration and not self.cache.get_seq_length():  # Phi-3 creates a new cache for long prompts
-            self.kwargs[CACHE] = getattr(outputs, CACHE)
-            activate_past_recording(self.cache)
-        self.outputs = outputs
-        logits = outputs.logits[:, -logits_to_keep:].to(input_ids.device)
-        return logits, self.target.captured(outputs)
-
-
-class GrowingRunner(TargetRunner):
-    """Runs the target on a cache that grows, and drops rejected tokens from it after each round."""
-
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        self._lengths: list[int] = []  # cached positions of each sequence, not counting left padding
-        self._checked: dict[str, Any] = {}  # kwargs of the last verification forward
-        self._block: torch.Tensor | None = None  # anchor and proposals of the last verification forward
-        # How many positions of the cache are committed, and the recurrent states after them. A prefill or a round that
-        # is interrupted leaves the cache as it was there.
-        self._settled = int(self.cache.get_seq_length())
-        self._snapshot = StateSnapshot(self.cache)
-
-    def prefill(
-        self, input_ids: torch.Tensor, chunk_size: int | None = None, mask_length: int | None = None
-    ) -> tuple[torch.Tensor, Captured]:
-        """Process the prompts, and record how long each of them is."""
-        logits, captured = super().prefill(input_ids, chunk_size, mask_length)
-        cached = int(self.cache.get_seq_length())
-        mask = self.mask(cached)
-        if mask is None:
-            padding = [0] * len(logits)
-        else:
-            padding = mask.bool().int().argmax(dim=1).tolist()
-        self._lengths = [cached - count for count in padding]
-        self._settle(cached)
-        return logits, captured
-
-    def _settle(self, length: int) -> None:
-        snapshot = StateSnapshot(self.cache)
-        # The length is known before the crop, so that `end` can complete a crop that is interrupted.
-        self._settled = length
-        self._snapshot = snapshot
-        super()._settle(length)
-
-    def _forward(self, *args: Any, **kwargs: Any) -> tuple[torch.Tensor, Captured]:
-        """Run a forward, after which the cache must hold all of its positions."""
-        before = int(self.cache.get_seq_length())
-        logits, captured = super()._forward(*args, **kwargs)
-        expected = before + captured[0].shape[1]
-        if (found := self.cache.get_seq_length()) != expected:
-            raise shortened_cache(expected, found)
-        return logits, captured
-
-    def next_position(self) -> int:
-        """The largest next position, from the position ids of the call or else from the length of the cache."""
-        positions = self.kwargs.get("position_ids")
-        if positions is None:
-            return self.cache.get_seq_length()
-        return int(positions.max())
-
-    def begin(self, rows: Sequence[int]) -> None:
-        """Realign the batch if some sequences are done after their first token."""
-        if not rows or len(rows) == len(self._lengths):
-            self.kwargs = self._advanced(self.kwargs, 1)
-        else:
-            self._lengths = [self._lengths[row] for row in rows]
-            self._align(Alignment(rows, [0] * len(rows), self._lengths), self.kwargs)
-
-    def forward_block(self, anchors: torch.Tensor, proposed: Tree) -> tuple[torch.Tensor, Captured]:
-        """Run the verification forward on the growing cache."""
-        width = proposed.num_nodes + 1
-        if width > 1:
-            self._checked = self._advanced(copy.copy(self.kwargs), width - 1)
-        else:
-            self._checked = self.kwargs
+        num_checked = proposed.num_nodes + 1
+        forward: Callable[..., tuple[torch.Tensor, Captured]] = self.target_forward
         self._block = torch.cat((anchors, proposed.tokens), dim=1)
-        with unrepeated_keys(self._device):
-            return self._forward(
-                self._block,
-                self._checked,
-                width,
-                logits_to_keep=width,
-                is_first_iteration=False,
-                arrange=None if proposed.parents is None else partial(tree_inputs, proposed.depths, proposed.sees),
-            )
+        inputs: tuple[torch.Tensor, ...] = (self._block,)
+        width = self.storage.open_block(num_checked)
+        if proposed.parents is not None:
+            width = num_checked
+            inputs = (self._block, proposed.depths, proposed.sees)
+        elif width > num_checked:
+            limit = self.target.position_limit
+            if limit is not None and self.next_position() + width > limit:
+                width = num_checked  # there are no positions left for padding
+                forward = self.forward_near_limit
+            inputs = (torch.nn.functional.pad(self._block, (0, width - num_checked)),)
+        with self._executor.timer.phase("target_forward"), unrepeated_keys(self._device):
+            logits, captured = self._executor.run(forward, *inputs, key=self._key)
+        self.storage.check_forward(width)
+        if width > num_checked:
+            logits = logits[:, :num_checked]
+        return logits, captured
 
-    def follow(self, path: torch.Tensor | None, captured: Captured) -> Captured:
-        """Move the keys and values of an accepted path to the front of the block."""
-        if path is not None and path.is_cpu:
-            in_place = torch.arange(path.shape[1]).expand_as(path)
-        else:
-            in_place = None
-        if path is not None and (in_place is None or not torch.equal(path, in_place)):
-            assert self._block is not None
-            move_forward(self.cache, path, self._block.shape[1])
-        return tuple(along(path, states) for states in captured)
+    def forward_near_limit(self, block: torch.Tensor) -> tuple[torch.Tensor, Captured]:
+        """Run the forward over a block of any width, uncompiled, because few blocks are this close to the limit."""
+        return self.target_forward(block)
 
-    def commit(self, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
-        """Rewind all sequences together if they keep equally many tokens; otherwise realign them."""
-        lengths = [length + count for length, count in zip(self._lengths, counts, strict=True)]
-        rows = rows or ([0] if len(counts) == 1 else [])  # the cache of a single sequence can serve a later call
-        if len(rows) == len(counts) and min(counts) == max(counts):
-            self._rewind(counts[0], num_checked)
-            self.kwargs = self._advanced(self.kwargs, counts[0])
-        elif rows:
-            dropped = [num_checked - counts[row] for row in rows]
-            self._align(Alignment(rows, dropped, [lengths[row] for row in rows]), self._checked)
-        self._lengths = [lengths[row] for row in rows]
+    def target_forward(
+        self, block: torch.Tensor, depths: torch.Tensor | None = None, sees: torch.Tensor | None = None
+    ) -> tuple[torch.Tensor, Captured]:
+        """Run the forward over the block `[B, W]`; returns logits and captured hidden states."""
+        outputs = self.model(**(self.block_inputs(block, depths, sees) | self._forward_kwargs))
+        if self._keeps_outputs:
+            self.outputs = outputs
+        return outputs.logits[:, -block.shape[1] :].to(block.device), self.target.captured(outputs)
 
-    def end(self, batch_size: int) -> None:
-        """Drop what an interruption has left in the cache of a single sequence; empty the cache of a batch."""
-        if batch_size > 1:  # sequences left at different times, so the cache no longer holds all of them
-            empty(self.cache)
-        else:
-            self._snapshot.restore()
-            drop_forward(self.cache, self._settled)
-        end_past_recording(self.cache)
+    def block_inputs(
+        self, block: torch.Tensor, depths: torch.Tensor | None = None, sees: torch.Tensor | None = None
+    ) -> dict[str, Any]:
+        """Make the target's inputs for a block `[B, W]`. After the prefill, nothing else makes positions and masks.
 
-    def _rewind(self, num_kept: int, num_checked: int) -> None:
-        """Drop the same number of last positions in all sequences."""
-        if self._snapshot and num_kept < num_checked:
-            self._snapshot.restore()
-            crop_attention(self.cache, self._settled)
-            assert self._block is not None
-            again = self._block[:, :num_kept]
-            if num_kept > 1:
-                kwargs = self._advanced(copy.copy(self.kwargs), num_kept - 1)
+        Args:
+            block (`torch.Tensor`): Anchors and proposals.
+            depths (`torch.Tensor`, *optional*): The `depths` of a [`Tree`], `[B, W]`; None for a chain.
+            sees (`torch.Tensor`, *optional*): The `sees` of a [`Tree`], `[B, W, W]`; None for a chain.
+        """
+        num_rows, width = block.shape
+        storage = self.storage
+        starts = storage.starts(num_rows)
+        kwargs = dict(self._options)
+        if (mask := storage.mask(width)) is not None:
+            kwargs["attention_mask"] = mask
+        for name, values in self._of_sequences.items():
+            if values.shape[-2] != num_rows:
+                values = values[..., :num_rows, :]
+            if name == "position_ids":
+                kwargs[name] = values + (starts + torch.arange(width, device=values.device))
             else:
-                kwargs = self.kwargs
-            self._forward(again, kwargs, num_kept, logits_to_keep=1, is_first_iteration=False)
-        self._settle(self._settled + num_kept)
+                kwargs[name] = values.expand(*values.shape[:-2], num_rows, width)
+        inputs = self.model.prepare_inputs_for_generation(
+            block, next_sequence_length=width, **{CACHE: storage.cache}, is_first_iteration=False, **kwargs
+        )
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = width
+        start = None
+        if not storage.ends_with_block:
+            assert isinstance(starts, torch.Tensor)
+            start = starts
+        if storage.starts_differ:
+            assert start is not None
+            inputs["attention_mask"] = batch_masks(self.model, storage.cache, start, width)
+        if depths is not None and sees is not None:
+            inputs = tree_inputs(depths, sees, inputs, self.model, start)
+        return inputs
 
-    def _align(self, alignment: Alignment, kwargs: Mapping[str, Any]) -> None:
-        kwargs = dict(kwargs)
-        for name in PER_POSITION:
-            if kwargs.get(name) is not None:
-                kwargs[name] = alignment.align_positions(kwargs[name])
-        mask = kwargs.get("attention_mask")
-        real = alignment.padding_mask(self._device if mask is None else mask.device)
-        kwargs["attention_mask"] = real if mask is None else real.to(mask.dtype) * mask
-        alignment.align_cache(self.cache)
-        self._settled = self.cache.get_seq_length()
-        self.kwargs = self._advanced(kwargs, 1)
+    def commit(self, path: torch.Tensor | None, counts: Sequence[int], num_checked: int, rows: Sequence[int]) -> None:
+        """Keep the committed positions in the cache; drop all others, and all sequences that are not in `rows`.
+
+        Args:
+            path (`torch.Tensor`, *optional*): The places of the committed positions in the block, `[B, C]`, beginning
+                with the anchor's. It is None for a chain, whose accepted positions are at the front already.
+            counts (`Sequence[int]`): How many positions each sequence keeps. The last token committed in each of them
+                has not been through the target yet.
+            num_checked (`int`): How many positions the block had.
+            rows (`Sequence[int]`): The sequences that stay.
+        """
+        if path is not None:
+            self.storage.follow(path, num_checked)
+        rows = rows or ([0] if len(counts) == 1 else [])  # the cache of a single sequence can serve a later call
+        self.storage.keep(counts, num_checked, rows, self._run_again)
+        if 0 < len(rows) < len(counts):
+            self._select(rows)
+
+    def _run_again(self, count: int) -> None:
+        """Run the first positions of the last block through the target once more."""
+        inputs = self.block_inputs(self._block[:, :count])
+        if "logits_to_keep" in inputs:
+            inputs["logits_to_keep"] = 1
+        with self._executor.timer.phase("target_forward"):
+            self.model(**(inputs | self._forward_kwargs))
+        self.storage.check_forward(count)
+
+    def _select(self, rows: Sequence[int]) -> None:
+        """Keep only these sequences in what belongs to each of them."""
+        self._of_sequences = {name: self._executor.select(values, rows) for name, values in self._of_sequences.items()}
+        if self._offsets:
+            self._offsets = [self._offsets[row] for row in rows]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Hashable, Iterable
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -54,12 +54,12 @@ class TokenDistribution:
         # The processors in order, each replaced by its effect if it has one.
         self.steps: list[Effect | LogitsProcessor] = [effect_of(each) or remembering(each) for each in processors]
 
-    @property
+    @cached_property
     def processors(self) -> list[Any]:
         """The processors and warpers, in order."""
         return [step.processor if isinstance(step, Effect) else step for step in self.steps]
 
-    @property
+    @cached_property
     def effects(self) -> list[Effect]:
         """The effects of those processors that have one."""
         return [step for step in self.steps if isinstance(step, Effect)]
@@ -73,12 +73,12 @@ class TokenDistribution:
                 product *= float(one.temperature)
         return product
 
-    @property
+    @cached_property
     def constraints(self) -> list[PrefixConstrainedLogitsProcessor]:
         """The processors that call a caller's `prefix_allowed_tokens_fn`."""
         return [one for one in self.processors if type(one) is PrefixConstrainedLogitsProcessor]
 
-    @property
+    @cached_property
     def needs_prefix(self) -> bool:
         """Whether the scores of a position depend on the tokens before it."""
         return any(type(processor) not in PREFIX_FREE for processor in self.processors)
@@ -115,6 +115,8 @@ class TokenDistribution:
 
     def _with(self, **changed: Any) -> TokenDistribution:
         distribution = copy.copy(self)
+        for name in ("processors", "effects", "constraints", "needs_prefix"):  # they depend on the steps
+            vars(distribution).pop(name, None)
         vars(distribution).update(changed)
         return distribution
 

@@ -50,7 +50,9 @@ def accept(
     if not proposals.num_nodes:
         counts = torch.ones_like(chosen) if values is None else (values == values).to(chosen.dtype)  # no NaN
         return Verification(scores, torch.cat((counts, chosen), dim=1))
-    accepted, path = _without_unanswerable(distribution, prefixes, proposals).accepted(chosen)
+    if distribution.constraints:
+        proposals = _without_unanswerable(distribution, prefixes, proposals)
+    accepted, path = proposals.accepted(chosen)
     if path is not None:
         chosen = chosen.gather(1, path)
         if values is not None:
@@ -67,8 +69,6 @@ def _without_unanswerable(distribution: TokenDistribution, prefixes: Prefixes, p
     If the target itself chooses such a token, it becomes the bonus token, the last one of the round. The next round
     then calls the function after it, as plain generation does, unless the text ends there.
     """
-    if not distribution.constraints:
-        return proposals
     lacking = torch.tensor(
         distribution.unanswerable(prefixes, proposals.seen_by(prefixes)), device=proposals.tokens.device
     )

@@ -17,15 +17,16 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
-from hf_domino.decoding.caches import PER_POSITION
-from hf_domino.decoding.drafting import GrowingDraftSession
+from hf_domino.decoding.caches import PER_POSITION, GrowingCache
+from hf_domino.decoding.drafting import ContextSession
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.runner import GrowingRunner
+from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.stopping import KnownStops
+from hf_domino.decoding.support import why_chain
 from hf_domino.decoding.tree import Tree
-from hf_domino.decoding.tree_support import why_chain
 from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
 from hf_domino.methods import DominoDraftModel
@@ -171,7 +172,7 @@ def _explain(
     check_inputs(target.model, input_ids, kwargs)
     # The target has not read the anchor yet.
     before = {name: kwargs[name][..., :-1] for name in PER_POSITION if kwargs.get(name) is not None}
-    runner = GrowingRunner(target, kwargs | before)
+    runner = TargetRunner(target, kwargs | before, GrowingCache(kwargs[CACHE]))
     prefixes = Prefixes.of(input_ids)
     _, captured = runner.prefill(input_ids[:, :-1])
     runner.begin([0])
@@ -184,7 +185,7 @@ def _explain(
     draft_hidden = blocks[:, first : first + drafter.config.num_draft_tokens]
     # Propose as in a first round; the nodes of a tree have chances `[N]`.
     size = drafter.config.fixed_tree_size
-    session = GrowingDraftSession(drafter, target, distribution.without_state())
+    session = ContextSession(drafter, target, distribution.without_state())
     session.observe(captured, input_ids.shape[1] - 1)
     if size is not None and why_chain(runner, session) is not None:
         size = None

@@ -19,8 +19,8 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import PER_POSITION, unalignable, unrewindable
 from hf_domino.decoding.sampling import stateful_processors
-from hf_domino.decoding.static.batch_support import why_no_batches
 from hf_domino.decoding.static.fixed_caches import unfixable
+from hf_domino.decoding.support import why_no_batches
 from hf_domino.integration.step_checks import (
     GROWING_ROPE_TYPES,
     check_adapters,

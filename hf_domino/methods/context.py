@@ -43,13 +43,18 @@ class ContextCache:
     """
 
     first = 0  # the first slot that any sequence still sees
+    capacity: int | None = None  # how many positions there is room for, if that is fixed
 
     def __init__(self, num_layers: int, window: int | None = None):
         self._window = window
         self._keys: list[torch.Tensor | None] = [None] * num_layers
         self._values: list[torch.Tensor | None] = [None] * num_layers
         self._lengths: list[int] = []  # per sequence; empty until positions are stored
-        self._added: list[int] = []  # per sequence, being stored in this forward
+        self._filled: list[int] = []  # lengths with what this forward stores
+        # What is stored next, set by `announce`: the positions `[B, 1]` that it starts from and that follow it, and how
+        # many positions it has in each sequence.
+        self.starts = self.ends = torch.empty(0, 1)
+        self.new_counts: list[int] = []
 
     @property
     def lengths(self) -> list[int]:
@@ -60,6 +65,22 @@ class ContextCache:
     def num_bytes(self) -> int:
         """Size of the buffers in bytes."""
         return sum(buffer.nbytes for buffer in (*self._keys, *self._values) if buffer is not None)
+
+    def announce(self, starts: Sequence[int], ends: Sequence[int], device: torch.device) -> None:
+        """Say which positions of each sequence are stored next: those from `starts` on and before `ends`, the anchor's.
+
+        Args:
+            starts (`Sequence[int]`): The first position of each sequence.
+            ends (`Sequence[int]`): The position after its last one.
+            device (`torch.device`): The drafter's device.
+        """
+        self.starts = _column(starts, device)
+        self.ends = _column(ends, device)
+        self.new_counts = [end - start for start, end in zip(starts, ends, strict=True)]
+
+    def to_dynamic(self) -> ContextCache:
+        """A context that grows, with what is stored."""
+        return self
 
     def begin(self, batch_size: int, num_positions: int, counts: Sequence[int] | None) -> torch.Tensor | None:
         """Announce the positions that every layer is about to store.
@@ -75,12 +96,12 @@ class ContextCache:
             CPU; None if every sequence sees all of them.
         """
         self._lengths = self._lengths or [0] * batch_size
-        self._drop_old()
+        if self._window is not None and max(self._lengths) >= 2 * self._window:
+            # Once the longest sequence is twice as long as the window, move each sequence's window to the front.
+            self._drop([max(length - self._window, 0) for length in self._lengths])
         if counts is None:
-            self._added = [num_positions] * batch_size
-        else:
-            self._added = list(counts)
-        ends = self._ends()
+            counts = [num_positions] * batch_size
+        self._filled = ends = [length + count for length, count in zip(self._lengths, counts, strict=True)]
         if self._window is not None:
             self.first = max(min(ends) - self._window, 0)
         if min(ends) == max(ends):
@@ -93,7 +114,7 @@ class ContextCache:
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
         """Lengths `[B]` including the announced positions, and the range of slots that covers every query's window."""
-        ends = self._ends()
+        ends = self._filled
         return torch.tensor(ends), range(max(self.first, min(ends) - size + 1), max(ends))
 
     def positions(self, slots: range, device: torch.device) -> torch.Tensor:
@@ -105,7 +126,7 @@ class ContextCache:
 
         The lengths stay as they are until all layers have stored theirs and [`~ContextCache.advance`] is called.
         """
-        end = max(self._ends())
+        end = max(self._filled)
         all_keys = self._keys[layer_index] = self._store(self._keys[layer_index], keys)
         all_values = self._values[layer_index] = self._store(self._values[layer_index], values)
         return all_keys[:, :, :end], all_values[:, :, :end]
@@ -134,7 +155,7 @@ class ContextCache:
 
     def advance(self) -> None:
         """Add the positions announced last to the lengths."""
-        self._lengths = self._ends()
+        self._lengths = self._filled
 
     def select(self, rows: Sequence[int]) -> None:
         """Keep only these sequences, in this order."""
@@ -159,12 +180,6 @@ class ContextCache:
     def mark_gap(self) -> None:
         """Record that positions between the stored ones and the next ones were not seen."""
 
-    def _drop_old(self) -> None:
-        """Move each sequence's window to the front once the longest sequence is twice as long as the window."""
-        if self._window is None or max(self._lengths) < 2 * self._window:
-            return
-        self._drop([max(length - self._window, 0) for length in self._lengths])
-
     def _drop(self, counts: Sequence[int]) -> None:
         """Remove this many positions from the start of each sequence."""
         for buffer in (*self._keys, *self._values):
@@ -172,10 +187,6 @@ class ContextCache:
                 for row, (length, count) in enumerate(zip(self._lengths, counts, strict=True)):
                     buffer[row, :, : length - count] = buffer[row, :, count:length].clone()
         self._lengths = [length - count for length, count in zip(self._lengths, counts, strict=True)]
-
-    def _ends(self) -> list[int]:
-        """Lengths including the positions announced last."""
-        return [length + count for length, count in zip(self._lengths, self._added, strict=True)]
 
     def _store(self, buffer: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:
         count = new.shape[2]
@@ -195,3 +206,10 @@ class ContextCache:
             for row, start in enumerate(self._lengths):
                 buffer[row, :, start : start + count] = new[row]
         return buffer
+
+
+def _column(values: Sequence[int], device: torch.device) -> torch.Tensor:
+    """One number for each sequence, `[B, 1]`."""
+    if min(values) == max(values):
+        return torch.full((len(values), 1), values[0], device=device)
+    return torch.tensor(values, device=device)[:, None]

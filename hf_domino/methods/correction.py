@@ -18,7 +18,7 @@ from torch import nn
 
 from domino_kernels import advance_branches, correct_and_choose, correct_branches
 from hf_domino.methods.input_table import InputTable
-from hf_domino.methods.scorer import Scorer
+from hf_domino.methods.scorer import Drafted, Scorer
 from hf_domino.targets.view import TargetModel
 
 NUM_PRECOMPUTED = 2  # input products are computed in advance, all together, for this many likely tokens of each depth
@@ -170,17 +170,11 @@ class HeadScorer(Scorer):
             return 0
         return self._table.num_bytes
 
-    def begin(
-        self,
-        hidden: torch.Tensor,
-        anchors: torch.Tensor,
-        positions: torch.Tensor | None = None,
-        cache: Any = None,
-    ) -> None:
-        super().begin(hidden, anchors)
+    def begin(self, drafted: Drafted) -> None:
+        super().begin(drafted)
         self.logits = self._head.narrow(self.logits)
-        self._hidden = hidden
-        self._anchors = anchors
+        self._hidden = drafted.hidden
+        self._anchors = drafted.anchors
 
     def narrow(self, logits: torch.Tensor, columns: torch.Tensor | None = None, is_fused: bool = False) -> None:
         """Take the logits and what belongs to the candidates, and read the anchors."""

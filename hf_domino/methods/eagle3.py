@@ -29,7 +29,7 @@ from hf_domino.methods.backbone import RotaryTable, rotate
 from hf_domino.methods.context import NewContext
 from hf_domino.methods.entries import EntryCache
 from hf_domino.methods.modeling import DominoDraftModel
-from hf_domino.methods.scorer import Scorer, along
+from hf_domino.methods.scorer import Drafted, Scorer, along
 from hf_domino.methods.side_by_side import block_positions, gather_positions
 
 if TYPE_CHECKING:
@@ -214,10 +214,10 @@ class Eagle3Model(DominoDraftModel):
         return EntryCache(self.config.draft_window_size)
 
     def fuse_context(self, hidden_states: Sequence[torch.Tensor]) -> torch.Tensor:
-        captured = [states.to(self.fc.weight) for states in hidden_states]
+        joined = torch.cat(tuple(hidden_states), dim=-1).to(self.fc.weight)
         if self.config.fc_norm:
-            captured = [norm(states) for norm, states in zip(self.fc_norm, captured, strict=True)]
-        joined = torch.cat(captured, dim=-1)
+            captured = joined.chunk(len(self.fc_norm), dim=-1)
+            joined = torch.cat([norm(states) for norm, states in zip(self.fc_norm, captured, strict=True)], dim=-1)
         return self.fc(self.input_norm(joined) if self.config.norm_before_fc else joined)
 
     def logits(self, target: TargetModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -327,18 +327,13 @@ class EntryScorer(Scorer):
     is_parallel = False
     num_passes = None
 
-    def begin(
-        self,
-        hidden: torch.Tensor,
-        anchors: torch.Tensor,
-        positions: torch.Tensor | None = None,
-        cache: Any = None,
-    ) -> None:
-        super().begin(hidden, anchors)
+    def begin(self, drafted: Drafted) -> None:
+        super().begin(drafted)
+        hidden = drafted.hidden
         self._hidden = hidden  # [B, L, H]
-        self._positions = positions
+        self._positions = drafted.positions
         nothing = torch.zeros(len(hidden), 1, 0, dtype=torch.bool, device=hidden.device)
-        self._drafts = _DraftAttention(nothing, cache.attend_drafts)
+        self._drafts = _DraftAttention(nothing, drafted.cache.attend_drafts)
 
     def advance(self, tokens: torch.Tensor, parents: torch.Tensor | None = None) -> None:
         super().advance(tokens, parents)

@@ -36,7 +36,8 @@ class DraftingMethod:
         """Fuse target hidden states into context features.
 
         Args:
-            hidden_states (`Sequence[torch.Tensor]`): L tensors `[B, C, H]`, the outputs of `config.target_layer_ids`.
+            hidden_states (`Sequence[torch.Tensor]`): L tensors `[B, C, H]`, the outputs of `config.target_layer_ids`,
+                or all of them joined, `[B, C, L * H]`.
 
         Returns:
             `torch.Tensor`: Context features `[B, C, H]` in the drafter's dtype.

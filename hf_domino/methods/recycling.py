@@ -25,7 +25,7 @@ from transformers import PreTrainedModel, TemperatureLogitsWarper
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods.modeling import DominoDraftModel
-from hf_domino.methods.scorer import Scorer, along
+from hf_domino.methods.scorer import Drafted, Scorer, along
 from hf_domino.targets.view import TargetModel
 
 NUM_SUCCESSORS = 8  # per token (arXiv 2408.08696)
@@ -141,15 +141,9 @@ class SuccessorScorer(Scorer):
     min_nodes = 0  # drafting costs next to nothing, and after a token that was never seen there is nothing to propose
     reads_processors = (TemperatureLogitsWarper,)
 
-    def begin(
-        self,
-        hidden: torch.Tensor,
-        anchors: torch.Tensor,
-        positions: torch.Tensor | None = None,
-        cache: Any = None,
-    ) -> None:
-        self._last = hidden[:, :1]  # the last token of each branch so far, [B, L]
-        self.advance(anchors)
+    def begin(self, drafted: Drafted) -> None:
+        self._last = drafted.hidden[:, :1]  # the last token of each branch so far, [B, L]
+        self.advance(drafted.anchors)
 
     def advance(self, tokens: torch.Tensor, parents: torch.Tensor | None = None) -> None:
         super().advance(tokens, parents)

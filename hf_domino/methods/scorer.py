@@ -14,11 +14,28 @@ vocabulary.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from hf_domino.targets.view import TargetModel
+
+
+class Drafted(NamedTuple):
+    """What a method's `draft` has computed, and where.
+
+    Args:
+        hidden (`torch.Tensor`): The draft hidden states after the anchors, as the method's `draft` returns them.
+        anchors (`torch.Tensor`): The last token of each sequence, `[B, 1]`.
+        positions (`torch.Tensor`, *optional*): Positions of the anchors, `[B, 1]`. Only methods that are not parallel
+            need them, and the cache.
+        cache (`ContextCache`, *optional*): The drafter's context.
+    """
+
+    hidden: torch.Tensor
+    anchors: torch.Tensor
+    positions: torch.Tensor | None = None
+    cache: Any = None
 
 
 class Scorer:
@@ -52,24 +69,10 @@ class Scorer:
         """The memory of what is kept between rounds."""
         return 0
 
-    def begin(
-        self,
-        hidden: torch.Tensor,
-        anchors: torch.Tensor,
-        positions: torch.Tensor | None = None,
-        cache: Any = None,
-    ) -> None:
-        """Begin a round.
-
-        Args:
-            hidden (`torch.Tensor`): The draft hidden states after the anchors, as the method's `draft` returns them.
-            anchors (`torch.Tensor`): The last token of each sequence, `[B, 1]`.
-            positions (`torch.Tensor`, *optional*): Positions of the anchors, `[B, 1]`. Only methods that are not
-                parallel need them, and the cache.
-            cache (`ContextCache`, *optional*): The drafter's context.
-        """
+    def begin(self, drafted: Drafted) -> None:
+        """Begin a round."""
         self.num_branches = 1
-        self.logits = self.drafter.logits(self.target, hidden.to(anchors.device))
+        self.logits = self.drafter.logits(self.target, drafted.hidden.to(drafted.anchors.device))
 
     def narrow(self, logits: torch.Tensor, columns: torch.Tensor | None = None, is_fused: bool = False) -> None:
         """Take processed base logits in place of `logits`, of all tokens or of some candidates, for the scores below.

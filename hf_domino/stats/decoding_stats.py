@@ -189,10 +189,8 @@ class DecodingStats:
     def _lookup_lengths(self) -> list[int]:
         return [length for length, _, is_lookup in self._rounds if is_lookup]
 
-    def count_pause(self, pause: Pause | None, rows: Sequence[int]) -> None:
-        """Record that a round of these sequences was part of a pause; do nothing if `pause` is None."""
-        if pause is None:
-            return
+    def count_pause(self, pause: Pause, rows: Sequence[int]) -> None:
+        """Record that a round of these sequences was part of a pause."""
         if not pause.num_steps:
             pause.first_round = len(self.proposed[rows[0]])
             self.pauses.append(pause)

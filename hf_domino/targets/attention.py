@@ -37,32 +37,23 @@ def unrepeated_keys(device: torch.device) -> Iterator[None]:
     Args:
         device (`torch.device`): Device of the model; unless it is a CPU, nothing changes.
     """
+    global _num_open
     if device.type != "cpu":
         yield
         return
-    _open()
+    with _lock:
+        _num_open += 1
+        if ALL_ATTENTION_FUNCTIONS[NAME] is sdpa_attention_forward:
+            ALL_ATTENTION_FUNCTIONS[NAME] = _attend
     token = _is_wanted.set(True)
     try:
         yield
     finally:
         _is_wanted.reset(token)
-        _close()
-
-
-def _open() -> None:
-    global _num_open
-    with _lock:
-        _num_open += 1
-        if ALL_ATTENTION_FUNCTIONS[NAME] is sdpa_attention_forward:
-            ALL_ATTENTION_FUNCTIONS[NAME] = _attend
-
-
-def _close() -> None:
-    global _num_open
-    with _lock:
-        _num_open -= 1
-        if not _num_open and ALL_ATTENTION_FUNCTIONS[NAME] is _attend:
-            del ALL_ATTENTION_FUNCTIONS[NAME]  # which uncovers Transformers' own function
+        with _lock:
+            _num_open -= 1
+            if not _num_open and ALL_ATTENTION_FUNCTIONS[NAME] is _attend:
+                del ALL_ATTENTION_FUNCTIONS[NAME]  # which uncovers Transformers' own function
 
 
 def _attend(

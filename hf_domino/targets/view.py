@@ -9,6 +9,7 @@ Shapes: B batch, T tokens, H hidden size, V vocabulary, L captured layers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -107,7 +108,7 @@ class TargetModel:
         """The device of token ids; see [`input_device`]."""
         return input_device(self.model)
 
-    @property
+    @cached_property
     def position_limit(self) -> int | None:
         """The maximum number of positions of the target, or None if positions are rotary or relative."""
         if getattr(self.text_config, "rope_parameters", None) is not None:

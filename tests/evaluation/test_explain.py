@@ -8,7 +8,7 @@ from families import build
 
 from hf_domino import explain_round
 from hf_domino.decoding.branches import SHARPNESS
-from hf_domino.decoding.runner import GrowingRunner
+from hf_domino.decoding.runner import TargetRunner
 from hf_domino.pair import read_prompts
 
 PROMPT = torch.tensor([[5, 9, 33, 20, 7, 41]])
@@ -18,13 +18,13 @@ ARGUMENTS = {"do_sample": False, "repetition_penalty": 1.3, "eos_token_id": -1}
 @pytest.fixture
 def real_rounds(monkeypatch):
     """The trees that the rounds of the calls to come propose."""
-    rounds, forward_block = [], GrowingRunner.forward_block
+    rounds, forward_block = [], TargetRunner.forward_block
 
     def noted(self, anchors, proposed):
         rounds.append(proposed)
         return forward_block(self, anchors, proposed)
 
-    monkeypatch.setattr(GrowingRunner, "forward_block", noted)
+    monkeypatch.setattr(TargetRunner, "forward_block", noted)
     return rounds
 
 

@@ -126,7 +126,7 @@ def test_growing_and_fixed_contexts(make, windows):
     growing = drafter.new_context()
     for start, end in ((0, 3), (3, 4), (4, 11), (11, 11), (11, 17), (17, 24), (24, LENGTH)):
         pieces = (noise, positions[:, end : end + BLOCK], context[:, start:end], positions[:, start:end])
-        fixed.announce([end - start])
+        fixed.announce([start], [end], positions.device)
         expected = at_once(drafter, context[:, :end], noise, positions[:, : end + BLOCK])
         for cache in (growing, fixed):
             torch.testing.assert_close(drafter(*pieces, cache=cache), expected, **FP64_TOL)

@@ -1,1 +1,1 @@
-"""Rounds of fixed shape, whose stages can run as CUDA graphs: the counterparts of the parts that grow."""
+"""Rounds of fixed shape, whose stages can run as CUDA graphs: the storages, and the workspace that captures."""

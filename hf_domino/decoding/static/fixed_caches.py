@@ -281,11 +281,13 @@ class FixedContext:
         size = (num_layers, num_rows, config.num_key_value_heads, num_slots, config.head_dim)
         with torch.inference_mode(False):
             self._keys, self._values = (torch.zeros(size, dtype=drafter.dtype, device=device) for _ in range(2))
-            self.starts, self.lengths = (torch.zeros(num_rows, dtype=torch.long, device=device) for _ in range(2))
-        self._host_lengths: list[int] = []  # for the sequences that are still generated
+            self._starts, self._lengths = (torch.zeros(num_rows, dtype=torch.long, device=device) for _ in range(2))
+        self.starts, self.ends = self._starts[:, None], self._lengths[:, None]  # [B, 1]
+        self._end_of_first = 0  # the first sequence's length, on the host
         self._count = num_rows  # sequences of the current forward (N)
 
     first = 0  # slot at which the context begins
+    new_counts = None  # only the device knows how many positions are valid
 
     def _bounded(self, capacity: int) -> int:
         if self._largest is None:
@@ -299,46 +301,40 @@ class FixedContext:
         self._keys = _resized(self._keys, num_slots)
         self._values = _resized(self._values, num_slots)
 
-    def begin_at(self, positions: Sequence[int]) -> None:
-        """Start the context of each sequence at these positions, because earlier ones were left out."""
-        self._host_lengths = list(positions)
-
-    def announce(self, counts: Sequence[int]) -> None:
-        """Announce new context: it follows the context of each sequence, and its first `counts` positions are valid."""
-        before = self._host_lengths or [0] * len(counts)
-        self._host_lengths = [length + count for length, count in zip(before, counts, strict=True)]
-        for tensor, values in ((self.starts, before), (self.lengths, self._host_lengths)):
-            set_first(tensor, values)
+    def announce(self, starts: Sequence[int], ends: Sequence[int], device: torch.device) -> None:
+        """Say which positions of each sequence are stored next; those after `ends` are written, too, and never read."""
+        self._end_of_first = ends[0]
+        set_first(self._starts, starts)
+        set_first(self._lengths, ends)
 
     @torch.no_grad()
     def select(self, rows: Sequence[int]) -> None:
         """Move these sequences, given in ascending order, to the front."""
-        self._host_lengths = [self._host_lengths[row] for row in rows]
-        compact((self.starts, self.lengths), rows)
+        compact((self._starts, self._lengths), rows)
         compact((self._keys, self._values), rows, dim=1)
 
     def begin(self, batch_size: int, num_positions: int, counts: Any) -> torch.Tensor:
         """Return which slots a block may attend to, `[N, S]` bool."""
         self._count = batch_size
-        lengths = self.lengths[:batch_size, None]
+        lengths = self._lengths[:batch_size, None]
         if self._window is None:
             return torch.arange(self.capacity, device=lengths.device) < lengths
         return self._ages() < lengths.clamp_max(self._window)
 
     def _ages(self) -> torch.Tensor:
         """Return how many later positions of its sequence follow the one in each slot of the ring, `[N, S]`."""
-        slots = torch.arange(self.capacity, device=self.lengths.device)
-        return (self.lengths[: self._count, None] - 1 - slots) % self.capacity
+        slots = torch.arange(self.capacity, device=self._lengths.device)
+        return (self._lengths[: self._count, None] - 1 - slots) % self.capacity
 
     def positions(self, slots: range, device: torch.device) -> torch.Tensor:
         """Return the positions in all slots: `[1, S]`, or `[N, S]` for a ring."""
         if self._window is None:
             return torch.arange(slots.start, slots.stop, device=device)[None]
-        return (self.lengths[: self._count, None] - 1 - self._ages()).to(device)
+        return (self._lengths[: self._count, None] - 1 - self._ages()).to(device)
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
         """Return lengths `[N]` and all slots, as shapes must not depend on lengths; see [`ContextCache.window`]."""
-        return self.lengths[: self._count], range(self.capacity)
+        return self._lengths[: self._count], range(self.capacity)
 
     def join(
         self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
@@ -367,7 +363,7 @@ class FixedContext:
     def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Store new context keys and values `[N, A, C, D]` of one layer; returns its buffers `[B, A, S + Q, D]`."""
         ring = None if self._window is None else self.capacity
-        places = places_of(self.starts[: len(keys)], keys.shape[2], ring)
+        places = places_of(self._starts[: len(keys)], keys.shape[2], ring)
         buffers = self._keys[layer_index], self._values[layer_index]
         for buffer, new in zip(buffers, (keys, values), strict=True):
             write(buffer, places, new)
@@ -379,8 +375,8 @@ class FixedContext:
     @torch.no_grad()
     def clear(self) -> None:
         """Empty the context."""
-        self._host_lengths = []
-        for tensor in (self._keys, self._values, self.starts, self.lengths):
+        self._end_of_first = 0
+        for tensor in (self._keys, self._values, self._starts, self._lengths):
             tensor.zero_()
 
     def num_bytes(self) -> int:
@@ -390,7 +386,7 @@ class FixedContext:
     def to_dynamic(self) -> ContextCache:
         """Copy the first sequence to a context that grows."""
         copy = ContextCache(len(self._keys), self._window)
-        length = self._host_lengths[0]
+        length = self._end_of_first
         first = 0 if self._window is None else max(length - self._window, 0)
         slots = torch.arange(first, length, device=self._keys.device) % self.capacity
         copy.begin(1, len(slots), None)

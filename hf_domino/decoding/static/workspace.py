@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from hf_domino._common.notices import logger
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext
+from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext, compact
 from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.verification import Verification
@@ -95,12 +95,12 @@ class Workspace(Executor):
     is_fixed = True
 
     @property
-    def is_compiled(self) -> bool:
+    def is_compiled(self) -> bool:  # type: ignore[override]
         """Whether stages of the current call are compiled; blocks and batches are then padded to one size."""
         return self.graphs.options is not None
 
     @property
-    def num_prepared(self) -> int:
+    def num_prepared(self) -> int:  # type: ignore[override]
         """How many stages have been captured or compiled so far."""
         return self.graphs.num_prepared
 
@@ -179,6 +179,16 @@ class Workspace(Executor):
                 held = self._held[name] = torch.empty(values.shape, dtype=values.dtype, device=values.device)
         held.copy_(values)
         return held
+
+    def hold_for_each(self, name: str, values: torch.Tensor) -> torch.Tensor:
+        """Hold one number for each sequence, `[..., B, 1]`, padded to as many sequences as the buffers have."""
+        missing = self.num_rows - values.shape[-2]
+        return self.hold(name, torch.nn.functional.pad(values, (0, 0, 0, missing)))
+
+    def select(self, values: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+        """Move these sequences to the front, in place."""
+        compact([values], rows, dim=values.dim() - 2)
+        return values
 
     def hold_on_device(self, name: str, values: torch.Tensor) -> torch.Tensor:
         """Copy values like [`~Workspace.hold`], to the target's device."""

@@ -36,9 +36,10 @@ from transformers import LogitsProcessorList
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino._common.provenance import provenance
 from hf_domino.decoding.branches import Branches
-from hf_domino.decoding.drafting import GrowingDraftSession
+from hf_domino.decoding.drafting import ContextSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
+from hf_domino.methods.scorer import Drafted
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.targets.view import TargetModel
 
@@ -94,7 +95,7 @@ def record(pair: Pair, num_blocks: int) -> Iterator[Block]:
         inputs = pair.tokenizer(prompt["text"], return_tensors="pt")
         ids = pair.target.generate(**inputs, max_new_tokens=min(128, num_blocks * ACCEPTED), do_sample=False)
         captured = view.captured(pair.target(ids, **view.capture_kwargs()))
-        session, seen = GrowingDraftSession(pair.drafter, view, GREEDY), 0
+        session, seen = ContextSession(pair.drafter, view, GREEDY), 0
         for stop in range(inputs["input_ids"].shape[1], ids.shape[1] - 1, ACCEPTED):
             session.observe(tuple(states[:, seen:stop] for states in captured), stop)
             session.propose(Prefixes.of(ids[:, : stop + 1]), pair.drafter.config.num_draft_tokens)
@@ -179,7 +180,7 @@ class Ours:
         """Proposals `[1, P]`."""
         drafter.config.draft_pool_size, head.base_logits = self.pool_size, block.base_logits
         prefixes = Prefixes.of(block.anchor[None])
-        self.scorer.begin(block.draft_hidden, prefixes.last())
+        self.scorer.begin(Drafted(block.draft_hidden, prefixes.last()))
         return Branches(self.scorer, prefixes, GREEDY).chain()
 
 

@@ -11,7 +11,7 @@ from builders import build_drafter, left_padded
 from elsewhere import Elsewhere, elsewhere, move
 
 import hf_domino
-from hf_domino.decoding import policy, tree_support
+from hf_domino.decoding import policy, support
 
 PROMPTS = [torch.arange(7, 13).repeat(3), torch.arange(30, 37)]
 STATIC, COPYING = {"cache_implementation": "static"}, {"prompt_lookup_num_tokens": 8}
@@ -30,7 +30,7 @@ DRAWN = {"do_sample": True, "top_p": 0.9, "repetition_penalty": 1.3, "no_repeat_
 def test_no_operation_meets_tensors_of_two_devices(
     tiny_qwen3, num_rows, tree_size, draft_length, distribution, options, monkeypatch
 ):
-    monkeypatch.setattr(tree_support, "_test_tree", lambda *args: None)
+    monkeypatch.setattr(support, "_try_tree", lambda *args: None)
     monkeypatch.setattr(policy, "CHAINS_FIRST", 1)
     (ids, mask), target, texts = left_padded(PROMPTS[:num_rows]), copy.deepcopy(tiny_qwen3).double(), []
     drafter = build_drafter(target, draft_tree_size=tree_size, draft_length=draft_length)

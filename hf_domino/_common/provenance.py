@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import subprocess
@@ -54,8 +55,12 @@ def _hardware(device: str) -> str:
     return platform.processor() or platform.machine()
 
 
+@functools.cache
 def _commit() -> str:
-    """Return the commit of the checkout, with `-dirty` if the package differs from it."""
+    """Return the commit of the checkout, with `-dirty` if the package differs from it.
+
+    Every checkpoint records it, so git is asked once.
+    """
     folder = Path(__file__).parents[1]
     with suppress(FileNotFoundError):  # git is not installed
         # If the package is installed inside another repository, that repository's HEAD does not have this folder.

@@ -9,8 +9,10 @@ from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData
 
+from hf_domino._common.run_record import Run
 from hf_domino.cards.methods import METHOD_TEXTS, MethodTexts
 from hf_domino.cards.sections import mark
+from hf_domino.cards.training import training_section
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.engines import ENGINES
 from hf_domino.formats.exporting import refusals, stored_config
@@ -28,14 +30,23 @@ def render_card(
     *,
     name: str,
     target: str | None,
-    training: str | None = None,
+    run: Run | None = None,
+    folder: Path | None = None,
     results: str | None = None,
     metadata: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
 ) -> str:
-    r"""Write the card of a drafter as Markdown, with the given sections about training and results.
+    r"""Write the card of a drafter as Markdown: what it is, how it was trained, and what was measured.
 
-    For the card of an adapter, `adapter` holds the fields of adapter_config.json.
+    Args:
+        config (`DominoConfig`): Configuration of the drafter.
+        name (`str`): The name with which others load the drafter.
+        target (`str`, *optional*): The target's name.
+        run (`Run`, *optional*): How it was trained.
+        folder (`Path`, *optional*): Folder of the card, for the picture of the training.
+        results (`str`, *optional*): The section with the measured results.
+        metadata (`Mapping`, *optional*): Fields for the metadata block.
+        adapter (`Mapping`, *optional*): The fields of adapter_config.json, for the card of an adapter.
 
     Example:
     ```python
@@ -57,7 +68,14 @@ def render_card(
         base = _shown(str(adapter["base_model_name_or_path"]))
         tags += ["peft", str(getattr(adapter["peft_type"], "value", adapter["peft_type"])).lower()]
     base_model = target if on_hub else None
-    known = {"base_model": base_model, "library_name": LIBRARY} | extra
+    known: dict[str, Any] = {"base_model": base_model, "library_name": LIBRARY}
+    sections = {}
+    if run is not None:
+        known["datasets"] = list(dict.fromkeys(text.dataset for text in run.texts.values() if text.dataset)) or None
+        sections["training"] = training_section(run, folder)
+    if results:
+        sections["results"] = results
+    known |= extra
     method = METHOD_TEXTS.get(config.projector_type, MethodTexts(config.title))
     card = ModelCard.from_template(
         ModelCardData(**known, tags=tags),
@@ -71,9 +89,7 @@ def render_card(
         on_hub=on_hub,
         engines=_engines(config),
         papers=[(PAPERS / f"{paper}.bib").read_text(encoding="utf-8").strip() for paper in method.papers],
-        sections={
-            section: mark(section, text) for section, text in (("training", training), ("results", results)) if text
-        },
+        sections={section: mark(section, text) for section, text in sections.items()},
     )
     return f"{card}\n"
 

@@ -1,12 +1,13 @@
-"""Describe in a section of a card how the drafter was trained, from the records of the trainer."""
+"""Describe in a section of a card how the drafter was trained, from the record of its run."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers import TrainerState
+from hf_domino._common.run_record import Run
 
 LOG_COLUMNS = (
     "step", "num_input_tokens_seen", "hours", "lambda_base", "base_loss", "corrected_loss", "acceptance_length",
@@ -19,6 +20,9 @@ FIGURE = "figures/training.svg"
 LOSSES = {"base_loss": "without correction", "corrected_loss": "as drafted", "eval_loss": "as drafted, held-out text"}
 POSITIONS = {"eval_base_accept_at_": "without correction", "eval_accept_at_": "as drafted"}
 MOST_LOG_ROWS = 12
+OF_A_STEP = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")  # together its examples
+NOT_SHOWN = ("use_peft",)  # the LoRA fields show it
+PACKAGES = ("hf_domino", "torch", "transformers")
 LOG_NOTE = "Losses during training. Acceptance lengths in this table assume that all earlier tokens are right."
 EVALUATION_NOTE = (
     "Evaluation on held-out text. Walked acceptance lengths are simulated: rounds run along the text as in generation. "
@@ -26,19 +30,14 @@ EVALUATION_NOTE = (
 )
 
 
-def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None, folder: Path | None = None) -> str:
-    """Write a section with `facts` and the steps, tokens, hours, losses and evaluations that a trainer recorded.
+def training_section(run: Run, folder: Path | None = None) -> str:
+    """Write a section with the texts, arguments, losses and evaluations of a run.
 
     If `folder` has the picture that [`draw_training`] draws, the section shows it.
     """
-    log, evaluations = _recorded(state)
-    hours = log[-1].get("hours") if log else None
-    recorded = {
-        "steps": state.global_step,
-        "tokens read": state.num_input_tokens_seen or None,
-        "hours": hours,
-    } | dict(facts or {})
-    known = [(name, value) for name, value in recorded.items() if value is not None]
+    log = run.training_log
+    evaluations = run.evaluations
+    known = [(name, value) for name, value in _facts(run).items() if value is not None]
     parts = ["## Training", _table(("", ""), known)]
     if log:
         parts += [LOG_NOTE, _columns(log, LOG_COLUMNS)]
@@ -49,7 +48,27 @@ def training_section(state: TrainerState, facts: Mapping[str, Any] | None = None
     return "\n\n".join(parts)
 
 
-def draw_training(state: TrainerState, folder: Path) -> None:
+def _facts(run: Run) -> dict[str, Any]:
+    """List what the first table of the section says; what is unknown is None."""
+    log = run.training_log
+    facts: dict[str, Any] = {"steps": run.steps, "tokens read": run.tokens or None}
+    facts["hours"] = log[-1].get("hours") if log else None
+    for use, text in run.texts.items():
+        facts[f"{use} data set"] = text.dataset
+        facts[f"{use} rows"] = text.examples
+        facts[f"{use} tokens"] = text.tokens or None
+        facts[f"{use} rows left out"] = text.left_out or None
+    sizes = [run.arguments.get(name) for name in OF_A_STEP]
+    if None not in sizes:
+        facts["rows per step"] = math.prod(sizes)
+    facts |= {name: value for name, value in run.arguments.items() if name not in NOT_SHOWN}
+    made = run.provenance
+    versions = [f"{package} {made[package]}" for package in PACKAGES if package in made]
+    facts |= {"hardware": made.get("hardware"), "versions": ", ".join(versions) or None, "date": made.get("date")}
+    return facts
+
+
+def draw_training(run: Run, folder: Path) -> None:
     """Draw the losses of all logged steps, and how often each position was right in the last evaluation.
 
     Raises:
@@ -57,7 +76,8 @@ def draw_training(state: TrainerState, folder: Path) -> None:
     """
     from matplotlib.figure import Figure
 
-    log, evaluations = _recorded(state)
+    log = run.training_log
+    evaluations = run.evaluations
     figure = Figure(figsize=(10, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for field, label in LOSSES.items():
@@ -78,14 +98,6 @@ def draw_training(state: TrainerState, folder: Path) -> None:
     path = folder / FIGURE
     path.parent.mkdir(exist_ok=True)
     figure.savefig(path, metadata={"Date": None})
-
-
-def _recorded(state: TrainerState) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    """Return the logged entries of training steps, and those of evaluations, at most one per step."""
-    log = [entry for entry in state.log_history if "base_loss" in entry]
-    # The last step can be evaluated twice: at the end of its interval, and at the end of the training.
-    evaluations = {entry["step"]: entry for entry in state.log_history if "eval_loss" in entry}
-    return log, list(evaluations.values())
 
 
 def _columns(entries: Sequence[Mapping[str, Any]], wanted: Sequence[str], prefix: str = "") -> str:

@@ -13,10 +13,11 @@ EXAMPLES = """\
   hf-domino push my-drafter my-name/my-drafter --dry-run
   hf-domino push my-drafter my-name/my-drafter --private
 
-The card is computed from the folder's configuration, from results.jsonl, which `hf-domino bench` wrote, and from the
-trainer's record. Log in with `hf auth login`, or set HF_TOKEN. There is no flag for the token, because other users of
-a machine can see command lines, and the shell keeps them. To resume an interrupted push, run the same command again.
-For a branch or a pull request, write the card with --card-only and then use `hf upload`.
+The card is computed from the folder's configuration, from run.json, in which the trainer recorded the training, and
+from results.jsonl, which `hf-domino bench` wrote. Log in with `hf auth login`, or set HF_TOKEN. There is no flag for
+the token, because other users of a machine can see command lines, and the shell keeps them. To resume an interrupted
+push, run the same command again. For a branch or a pull request, write the card with --card-only and then use `hf
+upload`.
 """
 
 

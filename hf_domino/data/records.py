@@ -30,6 +30,7 @@ class Source:
     name: str
     fingerprint: Callable[[], str | None]  # None if the records exist only in this process
     records: Callable[[], Iterator[PlacedRecord]]
+    dataset: str | None = None  # name of the data set on the Hub
 
 
 def check_file(path: Path, flag: str) -> None:
@@ -94,7 +95,7 @@ def from_dataset(name: str, split: str | None = None, streaming: bool = False, f
 
     # The names of files on the Hub contain their commit.
     made_of = f"{name} {chosen} {builder.hash} {files.get(chosen)}"
-    return Source(f"{name} ({chosen})", lambda: made_of, records)
+    return Source(f"{name} ({chosen})", lambda: made_of, records, None if folder.is_dir() else path)
 
 
 def from_table(table: Any, name: str) -> Source:

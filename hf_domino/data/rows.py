@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,7 @@ class RowDataset(Dataset):
             counts them.
         counts (`RowCounts`, *optional*): Counts of `rows` that were read already, a `datasets.Dataset` of `input_ids`
             and `loss_mask`. Without them, the rows are read here.
+        dataset_name (`str`, *optional*): Name of the data set on the Hub that they come from.
 
     Attributes:
         rows (`datasets.Dataset`): The examples, memory-mapped if they were read from files.
@@ -47,11 +49,12 @@ class RowDataset(Dataset):
         ValueError: If a record is malformed, or no example is left.
     """
 
-    def __init__(self, rows: Any, counts: RowCounts | None = None):
+    def __init__(self, rows: Any, counts: RowCounts | None = None, dataset_name: str | None = None):
         if counts is None:
             rows, counts = read_rows(from_table(rows, "rows"), None, {}, None, None, None)
         self.rows = rows
         self.counts = counts
+        self.dataset_name = dataset_name
         if not len(rows):
             raise ValueError(NONE_LEFT.format(counts.left_out, counts.describe()).rstrip())
 
@@ -65,7 +68,10 @@ class RowDataset(Dataset):
         """
         limit = math.inf if vocab_size is None else vocab_size
         fits = all(ids.max(initial=0) < limit and max(sizes) <= max_length for ids, sizes in self.token_batches())
-        return self if fits else load_rows(from_table(self.rows, name), None, max_length, vocab_size)
+        if fits:
+            return self
+        source = replace(from_table(self.rows, name), dataset=self.dataset_name)
+        return load_rows(source, None, max_length, vocab_size)
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -120,7 +126,8 @@ def load_rows(
         paths = [path] if isinstance(path, (str, Path)) else path
         path = from_files(paths)
     template_kwargs = dict(chat_template_kwargs or {})
-    return RowDataset(*read_rows(path, tokenizer, template_kwargs, max_length, vocab_size, max_rows, num_proc))
+    rows, counts = read_rows(path, tokenizer, template_kwargs, max_length, vocab_size, max_rows, num_proc)
+    return RowDataset(rows, counts, path.dataset)
 
 
 class RowStream(IterableDataset):

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult
-from transformers import TrainerState
 
 from hf_domino._common.errors import invalid_argument
+from hf_domino._common.run_record import Run
 from hf_domino.cards.render import is_hub_name, render_card
 from hf_domino.cards.sections import CARD, MEASURED_BY, merge_card, read_card, read_sections, read_text
-from hf_domino.cards.training import training_section
 from hf_domino.evaluation.benchmark.options import METHODS
 from hf_domino.evaluation.benchmark.report import (
     label,
@@ -28,7 +27,6 @@ from hf_domino.formats.adapters import drafter_config
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, read_object
 
 ROWS = "results.jsonl"
-STATE = "trainer_state.json"
 
 
 def results_section(rows: Sequence[Row]) -> str:
@@ -92,10 +90,10 @@ def card_for(
 ) -> str:
     """Return the card of a drafter's folder, merged into the folder's existing card.
 
-    The card describes results.jsonl and trainer_state.json if the folder has them. `name` is the name with which others
-    load the drafter; it defaults to the name of the folder. `target` defaults to the card's base_model, or else to the
-    configuration's target_name. `metadata`, such as a license, goes into the card's metadata block, where lists are
-    merged with existing ones.
+    The card describes run.json, the record of the training, and results.jsonl if the folder has them. `name` is the
+    name with which others load the drafter; it defaults to the name of the folder. `target` defaults to the card's
+    base_model, or else to the configuration's target_name. `metadata`, such as a license, goes into the card's metadata
+    block, where lists are merged with existing ones.
     """
     is_adapter = not (folder / CONFIG).is_file()
     if is_adapter and not (folder / ADAPTER_CONFIG).is_file():
@@ -121,15 +119,13 @@ def card_for(
     elif "results" in sections:
         remedy = "Put its rows there, or take the section out of the card."
         raise invalid_argument(f"section 'results' of {folder / CARD}", f"computed from {rows}", "no such file", remedy)
-    training = sections.get("training")
-    if not training and (folder / STATE).is_file():  # an existing section is better, because the trainer knew more
-        training = training_section(TrainerState.load_from_json(str(folder / STATE)), folder=folder)
     adapter = read_object(folder / ADAPTER_CONFIG) if is_adapter else None
     new = render_card(
         config,
         name=name,
         target=named,
-        training=training,
+        run=Run.load(folder),
+        folder=folder,
         results=results,
         metadata=head,
         adapter=adapter,

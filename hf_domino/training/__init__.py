@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from hf_domino.training.arguments import DominoTrainingArguments
     from hf_domino.training.drafter_training import DrafterTraining
     from hf_domino.training.evidence.acceptance import simulate_acceptance
+    from hf_domino.training.evidence.record import Run
     from hf_domino.training.hidden_states.folder import CachedRows
     from hf_domino.training.hidden_states.writing import StateWriter
     from hf_domino.training.trainer import DominoTrainer
@@ -17,6 +18,7 @@ __all__ = [
     "DominoTrainer",
     "DominoTrainingArguments",
     "DrafterTraining",
+    "Run",
     "StateWriter",
     "simulate_acceptance",
 ]
@@ -29,6 +31,7 @@ _LATER = {
     "CachedRows": "hidden_states.folder",
     "StateWriter": "hidden_states.writing",
     "DominoTrainer": "trainer",
+    "Run": "evidence.record",
 }
 if not TYPE_CHECKING:
     __getattr__, __dir__ = late(__name__, _LATER)

@@ -181,10 +181,9 @@ class TrainingFields:
         return False
 
 
-# Arguments of a run that its card lists.
+# Arguments that the record of a run holds, and its card lists.
 RECORDED = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
     *("optim", "weight_decay"),
-    # Not what the LoRA fields show, nor what changes no result.
-    *(field.name for field in fields(TrainingFields) if field.name not in ("use_peft", "dataset_num_proc")),
+    *(field.name for field in fields(TrainingFields) if field.name != "dataset_num_proc"),  # it changes no result
 )

@@ -8,18 +8,16 @@ anchors a step can have and still leave enough steps in the given time.
 from __future__ import annotations
 
 import copy
-import json
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PrinterCallback, TrainerCallback
 
-from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
+from hf_domino._common.run_record import Run
 from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.muon import trains_with_muon
@@ -32,7 +30,7 @@ TIMED = ((1, LEAST_ANCHORS), (LEAST_ROWS, LEAST_ANCHORS), (LEAST_ROWS, 3 * LEAST
 TIMED_STEPS = 2  # after a first step, which allocates memory
 FOR_EVALUATION = 0.1  # share of the time that is kept for evaluation and saving
 FOR_SAVING = 0.02  # the same without evaluation
-PLAN_FILE = "plan.json"
+PLANNED = ("max_steps", "per_device_train_batch_size", "num_anchors")
 LARGE_VOCABULARY = 100_000
 USUAL_DRAFT_VOCABULARY = 32_768
 SHORTEST = 1e-9  # least seconds for which a measured difference counts
@@ -106,8 +104,6 @@ def follow_minutes(
         raise invalid_argument("minutes", "enough for a step", args.minutes, remedy)
     plan = plan_for(seconds, timed, most_rows, args.num_anchors)
     args.__dict__.update(plan)
-    if args.process_index == 0:
-        write_atomic(Path(args.output_dir, PLAN_FILE), json.dumps(plan) + "\n")
     notice(
         f"the plan for {args.minutes:g} minutes, {seconds:.0f} s of them for steps: {_described(plan)}, with blocks of "
         f"{drafter.config.block_size}."
@@ -122,19 +118,13 @@ def _described(plan: Mapping[str, int]) -> str:
     )
 
 
-def forget_plan(args: DominoTrainingArguments) -> None:
-    """Delete the plan of an earlier run in `output_dir`, because a new run does not follow it."""
-    if args.process_index == 0:
-        Path(args.output_dir, PLAN_FILE).unlink(missing_ok=True)
-
-
 def resume_plan(args: DominoTrainingArguments, checkpoint: str) -> None:
     """Continue with the plan of the run that wrote a checkpoint: all its steps, however long they take."""
-    path = Path(checkpoint).parent / PLAN_FILE
-    if not path.is_file():
-        remedy = f"{path} is missing, so set max_steps, num_anchors and per_device_train_batch_size as they were."
+    run = Run.load(checkpoint)
+    if run is None or run.arguments["minutes"] is None:
+        remedy = f"That run had no minutes: set {', '.join(PLANNED)} as they were."
         raise invalid_argument(f"minutes with {checkpoint}", "left out", args.minutes, remedy)
-    plan = json.loads(path.read_text(encoding="utf-8"))
+    plan = {name: run.arguments[name] for name in PLANNED}
     args.__dict__.update(plan)
     notice(f"the run goes on from {checkpoint} with the plan that it began with: {_described(plan)}.")
 

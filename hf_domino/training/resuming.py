@@ -1,8 +1,8 @@
 """Stop and resume a run: which checkpoints are complete, and to which run a folder belongs.
 
 A trainer writes `trainer_state.json` last, so a checkpoint without it belongs to a run that was killed while it saved.
-The configuration of a checkpoint names the target and the shape, and its `run.json` holds the arguments that the state
-of the optimizer depends on. None of these can change when a run is resumed.
+The configuration of a checkpoint names the target and the shape, and its [`Run`] the arguments that the state of the
+optimizer depends on. None of these can change when a run is resumed.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
+from hf_domino._common.run_record import Run
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.formats.source import CONFIG, read_object
 from hf_domino.targets.identity import TargetIdentity, check_same
 from hf_domino.training.arguments import LORA, DominoTrainingArguments
+from hf_domino.training.evidence.record import recorded_arguments
 from hf_domino.training.fields import DrafterArguments
 
 STATE_FILE = "trainer_state.json"
-RUN_FILE = "run.json"
 # Arguments that cannot change, because the optimizer's state depends on them.
 FIXED_ARGUMENTS = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
 BASE_DIGEST = "digest of the drafter under the adapter"
@@ -135,7 +135,10 @@ def check_resumable(
     checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
 ) -> None:
     """Raise a `ValueError` if a checkpoint has another target, shape, optimizer, or drafter under its adapter."""
-    saved, run, target_of_adapter = (_read(Path(checkpoint) / name) for name in (CONFIG, RUN_FILE, TARGET_FILE))
+    saved, target_of_adapter = (
+        read_object(path) if path.is_file() else {}
+        for path in (Path(checkpoint, CONFIG), Path(checkpoint, TARGET_FILE))
+    )
     recorded = TargetIdentity.from_dict(target_of_adapter)
     if saved:
         recorded = TargetIdentity.recorded_in(DominoConfig.from_dict(saved))
@@ -143,23 +146,15 @@ def check_resumable(
         check_same(recorded, found, str(checkpoint), START_AGAIN)
     own = {field.name for field in fields(config)} - {field.name for field in fields(DominoConfig)}
     shape = (*(field.name for field in fields(DrafterArguments)), *sorted(own))
-    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)} | fixed_args(args)
-    if base is not None:
-        wanted[BASE_DIGEST] = base
+    wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)}
+    if run := Run.load(checkpoint):
+        saved.update(run.arguments)
+        saved[BASE_DIGEST] = run.base_digest
+        wanted |= {name: value for name, value in recorded_arguments(args).items() if name in FIXED_ARGUMENTS}
+        if base is not None:
+            wanted[BASE_DIGEST] = base
     for name, value in wanted.items():
-        before = (saved | run).get(name, value)
+        before = saved.get(name, value)
         if before != value:
             made = f"{before!r}, with which {checkpoint} was trained"
             raise invalid_argument(name, made, value, f"Set it back. {START_AGAIN}")
-
-
-def fixed_args(args: DominoTrainingArguments) -> dict[str, Any]:
-    """Return the arguments that cannot change in a run, for the `run.json` of a saved drafter."""
-    values = {name: getattr(args, name) for name in FIXED_ARGUMENTS}
-    return {name: getattr(value, "value", value) for name, value in values.items()}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    if path.is_file():
-        return read_object(path)
-    return {}

@@ -19,6 +19,7 @@ from transformers.integrations import integration_utils
 from hf_domino._common.atomic_writes import MAKE_ROOM, check_writable, needing_room, write_atomic
 from hf_domino._common.errors import invalid_argument, is_own
 from hf_domino._common.notices import notice
+from hf_domino._common.run_record import RUN_FILE
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.configuration.registry import METHODS, config_classes
 from hf_domino.formats.fields import CONVOLUTION
@@ -32,8 +33,8 @@ from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.hidden_states.writing import StateWriter
 from hf_domino.training.loading import load_training_rows, new_drafter, sources_of, take_frequent_tokens
 from hf_domino.training.parts import BLOCK_SIZE, extend_drafter, fields_of_head
-from hf_domino.training.plan import follow_minutes, forget_plan, print_requirements, resume_plan
-from hf_domino.training.resuming import RUN_FILE, asked_checkpoint, delete_run, find_checkpoint, lock_folder
+from hf_domino.training.plan import follow_minutes, print_requirements, resume_plan
+from hf_domino.training.resuming import asked_checkpoint, delete_run, find_checkpoint, lock_folder
 from hf_domino.training.trainer import DominoTrainer
 from hf_domino.training.warm_start import start_from_target
 
@@ -124,9 +125,7 @@ def make_trainer(
         drafter = extend_drafter(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)
     checkpoint = find_checkpoint(args, drafter.config, names.overwrite)
-    if not checkpoint:
-        forget_plan(args)
-    elif args.minutes is not None:
+    if checkpoint and args.minutes is not None:
         resume_plan(args, checkpoint)
     rows = load_training_rows(data, args, target, tokenizer)
     if names.drafter is None and not checkpoint:  # a checkpoint has its own tokens and weights

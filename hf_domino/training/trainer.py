@@ -9,7 +9,6 @@ uninterrupted one, and gradient accumulation or several processes give the same 
 from __future__ import annotations
 
 import itertools
-import json
 import logging
 import os
 import time
@@ -39,9 +38,9 @@ from hf_domino.targets.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.drafter_training import DrafterTraining
 from hf_domino.training.evidence.acceptance import first_examples, simulated_metrics
-from hf_domino.training.evidence.card import write_card
 from hf_domino.training.evidence.meter import Meter
 from hf_domino.training.evidence.printing import print_less
+from hf_domino.training.evidence.record import run_of, write_card
 from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.loading import new_drafter, notice_default_draft_vocabulary
@@ -50,7 +49,7 @@ from hf_domino.training.muon import muon_factory
 from hf_domino.training.objective.anchors import EVALUATION_STREAM, collate_and_draw, collate_rows, sample_anchors
 from hf_domino.training.objective.forward import Batch, check_final
 from hf_domino.training.parts import choose_parts
-from hf_domino.training.resuming import BASE_DIGEST, RUN_FILE, STATE_FILE, check_resumable, fixed_args, last_checkpoint
+from hf_domino.training.resuming import STATE_FILE, check_resumable, last_checkpoint
 
 LENGTHS = 8  # maximum number of padded lengths on a GPU, where each of them needs its own memory and kernels
 
@@ -165,7 +164,7 @@ class DominoTrainer(Trainer):
         # Epoch of the examples that are collated next, in memory that the data loader's processes share.
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
-        self._base = weights_digest(drafter) if args.use_peft else None
+        self.base_digest = weights_digest(drafter) if args.use_peft else None
         if args.muon_learning_rate is not None and kwargs.get("optimizers", (None,))[0] is None:
             rates = {"muon_lr": args.muon_learning_rate, "adamw_lr": args.learning_rate}
             muon = (muon_factory, rates | {"weight_decay": args.weight_decay})
@@ -209,7 +208,7 @@ class DominoTrainer(Trainer):
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
-            check_resumable(checkpoint, self.drafter.config, self.args, self._base)
+            check_resumable(checkpoint, self.drafter.config, self.args, self.base_digest)
             notice(f"training continues from {checkpoint}.")
         # With cached states, the target does not run.
         if self.args.distillation_weight and not isinstance(self.train_dataset, CachedRows):
@@ -352,7 +351,7 @@ class DominoTrainer(Trainer):
         self, model_name: str | None = None, dataset: Any = None, dataset_tags: Any = None,
         finetuned_from: str | None = None, **metadata: Any,
     ) -> None:  # fmt: skip
-        """Write the drafter's card to `output_dir`, from the records of its training.
+        """Write the drafter's card to `output_dir`, and the record of the training that it is made from.
 
         Args:
             model_name (`str`, *optional*): Name of the drafter. Defaults to the name of `output_dir`. A run with
@@ -389,8 +388,7 @@ class DominoTrainer(Trainer):
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
         torch.save(self.args, folder / TRAINING_ARGS_NAME)
-        kept = fixed_args(self.args) | {BASE_DIGEST: self._base}
-        Path(folder, RUN_FILE).write_text(json.dumps(kept, indent=2) + "\n", encoding="utf-8")
+        run_of(self).save(folder)
         finish_saving(folder, self.drafter.config, is_adapter)
 
     def _save_rng_state(self, output_dir: str) -> None:

@@ -17,4 +17,6 @@ def test_the_commit_of_another_repository_is_not_ours(has_git, tmp_path, monkeyp
     monkeypatch.setattr(provenance, "__file__", str(package / "provenance.py"))
     if not has_git:
         monkeypatch.setenv("PATH", str(tmp_path))
+    provenance._commit.cache_clear()
     assert provenance.provenance()["commit"] == "not recorded"
+    provenance._commit.cache_clear()

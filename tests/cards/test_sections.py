@@ -8,6 +8,7 @@ import pytest
 from huggingface_hub import ModelCard, metadata_load
 
 from hf_domino import DominoConfig
+from hf_domino._common.run_record import Run
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import mark, merge_card, read_sections
 
@@ -102,7 +103,7 @@ def test_a_kind_without_export_says_so():
 
 
 def test_the_users_text_and_keys_stay():
-    merged = merge_card(MINE, card(training="## Training\n\n7 steps", metadata={"license": "apache-2.0"}))
+    merged = merge_card(MINE, card(run=Run(steps=7), metadata={"license": "apache-2.0"}))
     data = ModelCard(merged).data
     assert (data.license, data.base_model, data.pipeline_tag) == ("mit", "org/name", "text-generation")
     assert data["my_key"] == {"inner": 1}

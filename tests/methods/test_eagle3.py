@@ -8,6 +8,7 @@ from calls_of_methods import PROMPTS, generate
 from formulas import OPTIONS, PATHS_TOL, Formula, build
 
 from hf_domino import DominoConfig
+from hf_domino._common.run_record import Run
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.formats.loading import interpret
 from hf_domino.targets.view import TargetModel
@@ -105,7 +106,7 @@ def test_a_run_goes_on_with_the_same_formula_only(wide, tmp_path):
     whole, normed = (build(wide, "plain", norm_output=flag).config for flag in (False, True))
     args = DominoTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
     whole.save_pretrained(tmp_path)
-    (tmp_path / "run.json").write_text("{}")
+    Run(steps=1).save(tmp_path)
     check_resumable(tmp_path, whole, args)
     with pytest.raises(ValueError, match=r"norm_output must be False, with which .* was trained, got True"):
         check_resumable(tmp_path, normed, args)

@@ -7,9 +7,9 @@ import json
 import measured
 import pytest
 from huggingface_hub import EvalResult, ModelCard
-from transformers import TrainerState
 
 from hf_domino import DominoConfig
+from hf_domino._common.run_record import RUN_FILE, Run
 from hf_domino.cards.sections import merge_card, read_sections
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.report import results_table
@@ -24,10 +24,10 @@ def write_rows(path, rows):
 
 @pytest.fixture
 def folder(tmp_path):
-    """A drafter's folder with rows and a trainer's record."""
+    """A drafter's folder with rows and the record of a training."""
     DominoConfig(target_name="org/target").save_pretrained(tmp_path)
     write_rows(tmp_path / "results.jsonl", measured.rows())
-    TrainerState(global_step=4, log_history=[ENTRY]).save_to_json(tmp_path / "trainer_state.json")
+    Run(steps=4, log=[ENTRY]).save(tmp_path)
     return tmp_path
 
 
@@ -96,11 +96,19 @@ def test_figures_that_are_not_of_the_rows_are_replaced(folder, card):
     assert card.read_text() == text
 
 
-def test_the_card_keeps_what_it_tells_of_the_training(folder, card):
-    card.write_text(card.read_text().replace("| steps | 4 |", "| steps | 4 |\n| optimizer | muon |"))
-    assert "| optimizer | muon |" in card_for(folder)
-    (folder / "trainer_state.json").unlink()
-    assert "| steps | 4 |" in card_for(folder)
+def test_the_card_keeps_what_it_tells_of_the_training_if_there_is_no_record(folder, card):
+    text = card.read_text()
+    card.write_text(text.replace("| steps | 4 |", "| steps | 5 |"))
+    assert card_for(folder) == text
+    (folder / RUN_FILE).unlink()
+    assert card_for(folder) == card.read_text()
+
+
+@pytest.mark.parametrize("stored", ["{}", "[]", "{", '{"version": 2, "steps": 4}'])
+def test_a_record_that_cannot_be_read_is_refused(stored, folder):
+    (folder / RUN_FILE).write_text(stored)
+    with pytest.raises(ValueError, match=r"run.json must be the .*record of a training"):
+        card_for(folder)
 
 
 def test_what_no_card_can_be_made_of_is_named(folder, card):

@@ -15,6 +15,7 @@ from hub_repos import oid_of
 from hub_server import READER, TOKEN, HubServer
 
 from hf_domino import DominoConfig
+from hf_domino._common.run_record import Run
 from hf_domino.formats.exporting import stored_config
 from hf_domino.publishing.folder_card import card_for
 
@@ -61,9 +62,10 @@ def folder(tiny_qwen3, tmp_path_factory):
     drafter = build_drafter(tiny_qwen3, target_name=TARGET)
     drafter.save_pretrained(folder, max_shard_size="40KB")
     (folder / "README.md").write_text(card_for(folder))
-    for private in ("training_args.bin", "checkpoint-2/optimizer.pt", "on_policy_train-1-of-1.jsonl", "run.json"):
+    for private in ("training_args.bin", "checkpoint-2/optimizer.pt", "on_policy_train-1-of-1.jsonl"):
         (folder / private).parent.mkdir(exist_ok=True)
         (folder / private).write_text("private")
+    Run(steps=2).save(folder)
     return folder
 
 

@@ -13,6 +13,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file
 
 from hf_domino import DominoDraftModel
+from hf_domino._common.run_record import Run
 from hf_domino.cli.main import main
 from hf_domino.training.evidence.acceptance import simulate_acceptance
 
@@ -227,7 +228,7 @@ def test_what_cannot_be_trained_so_is_refused(change, message, start, train, cap
 
 def test_an_adapter_is_not_written_over_its_drafter(start, train, tmp_path, capsys):
     shutil.copytree(start["drafter"], tmp_path / "run")
-    (tmp_path / "run" / "run.json").write_text("{}")  # of its training
+    Run(steps=1).save(tmp_path / "run")  # of its training
     assert train(start | {"drafter": str(tmp_path / "run")}) == 2
     assert "the drafter of use_peft must be one loaded from a folder or the Hub other than" in capsys.readouterr().err
 

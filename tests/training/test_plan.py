@@ -101,17 +101,13 @@ def test_a_run_that_was_broken_off_goes_on_with_its_plan(timed, train, tmp_path,
     assert json.loads(state.read_text())["global_step"] == planned
 
 
-def test_a_plan_ends_with_its_run(timed, train, tmp_path, caplog, capsys, forward_clock):
+def test_a_run_without_minutes_cannot_go_on_with_a_plan(timed, train, capsys, forward_clock):
     few = timed | {"eval_file": None, "minutes": 0.4}
-    assert train(few) == 0
-    plan = tmp_path / "run" / "plan.json"
-    assert plan.is_file()
     steps = {"save_strategy": "steps", "save_steps": 2, "num_anchors": 4, "block_size": 8}
     other = {name: value for name, value in few.items() if name != "minutes"} | steps
-    assert train(other | {"max_steps": 2}, "--overwrite", "true") == 0
-    assert not plan.exists()
+    assert train(other | {"max_steps": 2}) == 0
     assert train(few | steps) == 2
-    assert f"{plan} is missing, so set max_steps" in capsys.readouterr().err
+    assert "must be left out, got 0.4. That run had no minutes: set max_steps" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ import json
 import re
 
 from huggingface_hub import ModelCard
-from transformers import TrainerState
 
+from hf_domino import DominoConfig
+from hf_domino._common.run_record import Run, Text
+from hf_domino.cards.render import render_card
 from hf_domino.cards.training import MOST_LOG_ROWS, draw_training, training_section
 
 
@@ -46,6 +48,9 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
     figures = [metrics[f"eval_{name}"] for name in ("base_walked_acceptance_length", "walked_acceptance_length")]
     assert cells(card.partition("held-out")[2], "6")[-2:] == [f"{value:.4g}" for value in figures]
     assert cells(card, "train rows") == ["8"]
+    assert cells(card, "train tokens") == [f"{num_tokens // 3:,}"]
+    run = Run.load(tmp_path / "run")
+    assert (run.steps, run.tokens, len(run.log)) == (6, num_tokens, len(recorded["log_history"]))
     data = ModelCard(card).data
     assert (data.license, data.datasets) == ("apache-2.0", ["me/data"])
     drawn = (tmp_path / "run/figures/training.svg").read_text()
@@ -60,10 +65,9 @@ def test_a_trained_drafters_card_comes_from_what_was_recorded(
 def test_a_picture_has_positions_in_order_and_gaps_where_none_was_counted(tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr("matplotlib.axes.Axes.plot", lambda axes, x, y, **_: drawn.append((list(x), list(y))))
-    state = TrainerState()
-    state.log_history = [{"step": 1, "base_loss": 2.0, "corrected_loss": 2.0}, {"step": 1, "eval_loss": 2.0}]
-    state.log_history[1] |= {f"eval_accept_at_{place}": 1 / place for place in (1, 10, 11, 2, 4)}
-    draw_training(state, tmp_path)
+    log = [{"step": 1, "base_loss": 2.0, "corrected_loss": 2.0}, {"step": 1, "eval_loss": 2.0}]
+    log[1] |= {f"eval_accept_at_{place}": 1 / place for place in (1, 10, 11, 2, 4)}
+    draw_training(Run(steps=1, log=log), tmp_path)
     assert drawn[-1] == ([1, 2, 4, 10, 11], [1 / place for place in (1, 2, 4, 10, 11)])
 
 
@@ -73,8 +77,18 @@ def test_long_logs_are_thinned():
         entries.append({"step": step, "base_loss": 3 / step, "corrected_loss": 2 / step})
         if step % 2 == 0:
             entries.append({"step": step, "eval_loss": 2.5 / step, "eval_walked_acceptance_length": 1 + step})
-    section = training_section(TrainerState(global_step=40, log_history=entries))
+    section = training_section(Run(steps=40, log=entries))
     assert "| step | loss | walked_acceptance_length |" in section
     assert "| 40 | 0.0625 | 41 |" in section
     assert len(re.findall(r"^\| \d+ \|", section.partition("held-out")[0], re.MULTILINE)) == MOST_LOG_ROWS
     assert "hours" not in section
+
+
+def test_a_data_set_of_the_hub_is_named_with_its_size():
+    texts = {"train": Text(examples=1200, tokens=34567, dataset="me/data"), "eval": Text(examples=10)}
+    card = render_card(DominoConfig(), name="mine", target=None, run=Run(steps=1, texts=texts))
+    assert cells(card, "train data set") == ["me/data"]
+    assert cells(card, "train rows") == ["1,200"]
+    assert cells(card, "train tokens") == ["34,567"]
+    assert ModelCard(card).data.datasets == ["me/data"]
+    assert "eval data set" not in card

@@ -25,7 +25,9 @@ from safetensors.torch import load_file
 
 import commands
 from hf_domino import DominoConfig
-from hf_domino.cards.sections import CARD, mark, read_sections
+from hf_domino._common.run_record import Run
+from hf_domino.cards.sections import CARD, read_sections
+from hf_domino.cards.training import training_section
 from hf_domino.cli.main import parse
 from hf_domino.cli.train import parse_options
 from hf_domino.data.filters import RUN, Exclusions, words_of
@@ -59,7 +61,7 @@ CODE = "\n\n".join(
     f"class {word.title()}:\n    '''Hold the {word}.'''\n\n    def {word}(self, other):\n        return other.{word}\n"
     for word in WORDS.split()
 )
-RECORDED = "## Training\n\n| steps | 7 |"
+RECORDED = Run(steps=7, arguments={"seed": 3})
 
 
 # --- commands ---------------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
     (tmp_path / NAME / "config.json").touch()
     made = smollm2.SmolLM2Recipe(tmp_path, 2, None)
     made.run_folder.mkdir(parents=True)
-    (made.run_folder / CARD).write_text(f"# run\n\n{mark('training', RECORDED)}\n")
+    RECORDED.save(made.run_folder)
     made.run()
     run = [words for _, *words in called]
     assert [words[0] for words in run] == ["data"] * 4 + ["train"] * 4 + ["bench"] * 3
@@ -144,8 +146,9 @@ def test_smollm2_is_written_trained_measured_described(tmp_path, called, make_dr
     ]  # fmt: skip
     assert all(set(one.methods) <= set(MEASURABLE) for one in measured)
     text = (made.drafter / CARD).read_text()
-    assert read_sections(text)["training"] == RECORDED
+    assert read_sections(text)["training"] == training_section(RECORDED)
     assert f"# {made.drafter.name}\n" in text  # not the run's name
+    assert made.write_cards().read_text() == text  # written again, nothing stands in it twice
     named = re.findall(r"`((?:hf_domino|model_cards)/\S+)`", text)
     assert {ROOT / name for name in named} == {smollm2.SHORT_PROMPTS, smollm2.LONG_PROMPTS}
     made.run("train")
@@ -327,13 +330,12 @@ def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
     for kind in ("domino", "dflash"):
         DominoConfig(projector_type=kind).save_pretrained(tmp_path / f"tiny-{kind}")
     (target / "generation_config.json").write_text('{"repetition_penalty": 1.04}')
-    (run / CARD).write_text(f"# run\n\nUsage.\n\n{mark('training', RECORDED)}\n")
+    RECORDED.save(run)
     write_cards(target, tmp_path / "work")
     domino, dflash = ((tmp_path / f"tiny-{kind}" / CARD).read_text() for kind in ("domino", "dflash"))
-    assert read_sections(domino)["training"] == RECORDED
-    steps = yaml.safe_load(RECIPE.read_text())["max_steps"]
-    assert f"| steps | {steps:,} |" in read_sections(dflash)["training"]
-    assert "Usage." not in domino
+    assert read_sections(domino)["training"] == training_section(RECORDED)
+    assert Run.load(tmp_path / "tiny-domino") == RECORDED
+    assert "training" not in read_sections(dflash)  # nobody knows
     assert "penalty of 1.04" in (target / CARD).read_text()
 
 

@@ -144,6 +144,7 @@ class CachedRows(Dataset):
         self.folder = Path(folder)
         self.settings = settings
         self.counts = getattr(rows, "counts", RowCounts())
+        self.dataset_name = getattr(rows, "dataset_name", None)
         known = find_rows(self.folder)
         settings.validate_for(self.folder, config, final, target)
         keys = [key for key, _ in keys_of(rows)]

@@ -24,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
 from hf_domino._common.provenance import provenance
+from hf_domino._common.run_record import Run
 from hf_domino.cli.main import main as hf_domino
 from hf_domino.data.rows import load_rows
 from hf_domino.evaluation.check.estimate import estimate_mean
@@ -43,16 +44,12 @@ def train(options: argparse.Namespace, flags: Sequence[str], folder: str) -> dic
         if hf_domino(["train", *fields, *flags]):
             raise SystemExit(f"training with {' '.join(flags)} failed.")
     spent = time.process_time() - start
-    args = torch.load(Path(folder) / "training_args.bin", weights_only=False)
-    state = json.loads((Path(folder) / "trainer_state.json").read_text(encoding="utf-8"))
-    return {
-        "minutes": args.minutes,
-        "muon_learning_rate": args.muon_learning_rate,
-        "learning_rate": args.learning_rate,
-        "steps": state["max_steps"],
-        "num_anchors": args.num_anchors,
-        "rows": args.train_batch_size,
-        "seed": args.seed,
+    run = Run.load(folder)
+    assert run is not None
+    recorded = ("minutes", "muon_learning_rate", "learning_rate", "num_anchors", "seed")
+    return {name: run.arguments[name] for name in recorded} | {
+        "steps": run.steps,
+        "rows": run.arguments["per_device_train_batch_size"],
         "cpu_seconds": round(spent, 1),
         "flags": " ".join(flags),
     }

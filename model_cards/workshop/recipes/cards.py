@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 
-import yaml
-from transformers import TrainerState
-
-from hf_domino.cards.render import render_card
-from hf_domino.cards.sections import CARD, read_sections, read_text
-from hf_domino.cards.training import training_section
-from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino._common.run_record import RUN_FILE
+from hf_domino.cards.sections import CARD
+from hf_domino.cards.training import FIGURE
 from hf_domino.publishing.folder_card import card_for
-from hf_domino.training.fields import RECORDED
 from recipes.corpus import REQUIREMENTS
 
 TARGET = Path(__file__).with_name("card_target.md")
@@ -41,30 +35,26 @@ def write_cards(target_folder: Path, work: Path) -> None:
     (target_folder / CARD).write_text(about_target, encoding="utf-8")
     for kind in ("domino", "dflash"):
         folder = target_folder.with_name(f"{name}-{kind}")
-        config = DominoConfig.from_pretrained(folder)
-        card = render_card(config, name=folder.name, target=name, training=_training(work / kind), metadata=LICENCE)
-        (folder / CARD).write_text(card + _pictures(folder) + ABOUT_PAIR.format(target=name), encoding="utf-8")
+        write_drafter_card(folder, work / kind, name, ABOUT_PAIR.format(target=name))
 
 
 def write_drafter_card(folder: Path, run: Path, target: str, about: str) -> Path:
-    """Write a drafter's card from its configuration, its training and its rows, if it was measured.
+    """Write a drafter's card anew from its configuration, its training and its rows, if it was measured.
 
     Args:
         folder (`Path`): Folder of the drafter.
-        run (`Path`): Folder of its training, with the card that the trainer wrote. Without one, the card in `folder`
-            is written again.
-        target (`str`): Hub name of the target.
+        run (`Path`): Folder of its training, whose record is copied beside the drafter. Without one, the record that
+            is there already counts.
+        target (`str`): Name of the target.
         about (`str`): What else there is to say, as Markdown.
     """
+    for name in (RUN_FILE, FIGURE):
+        if (run / name).is_file():
+            (folder / name).parent.mkdir(exist_ok=True)
+            shutil.copy(run / name, folder / name)
     path = folder / CARD
-    if (run / CARD).is_file():
-        shutil.copy(run / CARD, path)
-    # The title is not the run's.
-    path.write_text(
-        re.sub("^# .*$", f"# {folder.name}", read_text(path), count=1, flags=re.MULTILINE), encoding="utf-8"
-    )
-    card = card_for(folder, target=target, metadata=LICENCE)
-    path.write_text(card + _pictures(folder) + about, encoding="utf-8")
+    path.unlink(missing_ok=True)
+    path.write_text(card_for(folder, target=target, metadata=LICENCE) + _pictures(folder) + about, encoding="utf-8")
     return path
 
 
@@ -72,14 +62,6 @@ def _pictures(folder: Path) -> str:
     """Show the pictures of the results, if there are some."""
     there = {title: name for name, title in PICTURES.items() if (folder / "figures" / f"{name}.svg").is_file()}
     return "".join(f"\n![{title}](figures/{name}.svg)\n" for title, name in there.items())
-
-
-def _training(run: Path) -> str:
-    """The section of a trainer's card on how the drafter was trained; the recipe where no card was written."""
-    recorded = read_sections(read_text(run / CARD)).get("training")
-    recipe = yaml.safe_load(RECIPE.read_text(encoding="utf-8"))
-    facts = {field: recipe[field] for field in RECORDED if field in recipe}
-    return recorded or training_section(TrainerState(global_step=recipe["max_steps"]), facts)
 
 
 def _sources() -> str:

@@ -18,6 +18,7 @@ import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.provenance import provenance
+from hf_domino._common.run_record import Run as TrainingRun
 from hf_domino.cli.main import main as hf_domino
 from hf_domino.configuration.registry import config_classes
 from hf_domino.data.rows import load_rows
@@ -141,8 +142,9 @@ def run_job(path: Path) -> Row:
         sys.exit(code)
     spent = {"seconds": time.perf_counter() - clock, "cpu_seconds": time.process_time() - cpu_clock}
     folder = path.parent
-    losses = json.loads((folder / "eval_results.json").read_text(encoding="utf-8"))
-    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    trained = TrainingRun.load(folder)
+    assert trained is not None
+    losses = trained.evaluations[-1]
     drafter = DominoDraftModel.from_pretrained(folder, dtype=torch.float32)
     target = AutoModelForCausalLM.from_pretrained(job["target"], dtype=job["target_dtype"]).eval()
     texts = load_rows(job["eval_file"], AutoTokenizer.from_pretrained(job["target"]), job["max_length"])
@@ -152,7 +154,7 @@ def run_job(path: Path) -> Row:
     mean, stats = estimate_mean(rounds).to_dict(), DecodingStats(drafter.config.num_draft_tokens, rows=rounds)
     return {
         "rows": sum(1 for _ in Path(job["train_file"]).open(encoding="utf-8")),
-        "tokens_seen": state["num_input_tokens_seen"],
+        "tokens_seen": trained.tokens,
         "parameters": drafter.num_parameters(),
         "saved_bytes": sum(path.stat().st_size for path in folder.glob("*model*.safetensors")),
         "base_loss": losses["eval_base_loss"],

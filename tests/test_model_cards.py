@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from itertools import product
@@ -13,8 +12,8 @@ import pytest
 from huggingface_hub import metadata_load
 
 from hf_domino.cards.sections import read_sections
-from hf_domino.evaluation.benchmark.rows import read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
+from hf_domino.evaluation.results import read_results
 from hf_domino.pair import BUNDLED
 from hf_domino.publishing.folder_card import card_for
 from recipes.cards import write_cards
@@ -71,12 +70,12 @@ def test_pictures_are_those_of_the_documentation():
 def test_rows_in_the_repository_are_small():
     sizes = [path.stat().st_size for path in CARDS.glob("*/*.jsonl")]
     assert 0 < max(sizes) < 2**20
-    assert all(json.loads(line) for path in CARDS.glob("*/*.jsonl") for line in path.read_text().splitlines())
+    assert all(read_results(path) for path in CARDS.glob("*/*.jsonl") if path.name != "prompts.jsonl")
 
 
 def test_a_smaller_draft_vocabulary_accepts_as_much_in_half_the_time():
     small, whole = (
-        summarize(read_rows(CARDS / DRAFTERS[-1] / "vocabulary" / f"{size}.jsonl"), "domino", "greedy")
+        summarize(read_results(CARDS / DRAFTERS[-1] / "vocabulary" / f"{size}.jsonl"), "domino", "greedy")
         for size in (8192, 49152)
     )
     assert small.acceptance_length == pytest.approx(whole.acceptance_length, abs=0.02)
@@ -85,34 +84,34 @@ def test_a_smaller_draft_vocabulary_accepts_as_much_in_half_the_time():
 
 @pytest.mark.parametrize("name", [NAMES[1], DRAFTERS[-1]])
 def test_a_served_drafter_writes_the_same_texts_in_as_many_rounds(name):
-    rows = [json.loads(line) for line in (CARDS / name / "serving.jsonl").read_text().splitlines()]
+    rows = read_results(CARDS / name / "serving.jsonl")
     assert {(row["equal_to_transformers"], row["texts"], row["dtype"]) for row in rows} == {(50, 50, "float32")}
     ours, *served = (row["rounds"] for row in rows if row["rounds"])
     assert served == pytest.approx([ours, ours], rel=0.01)
 
 
 def test_a_compiled_server_writes_the_same_texts_as_its_rows_say():
-    rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "serving-compiled.jsonl").read_text().splitlines()]
+    rows = read_results(CARDS / DRAFTERS[-1] / "serving-compiled.jsonl")
     assert {(row["equal_to_transformers"], row["texts"], row["dtype"]) for row in rows} == {(5, 5, "float32")}
     assert not any("--enforce-eager" in row["flags"] for row in rows)
 
 
 def test_the_table_of_a_servers_speed_is_that_of_its_rows():
     page = (CARDS.parent / "docs" / "serving.md").read_text()
-    rows = [json.loads(line) for line in (CARDS / NAMES[1] / "serving-speed.jsonl").read_text().splitlines()]
-    served = [row for row in rows if row["name"].endswith("with the drafter")]
+    rows = read_results(CARDS / NAMES[1] / "serving-speed.jsonl")
+    served = [row for row in rows if row.method.endswith("with the drafter")]
     assert {(row["dtype"], row["at_once"]) for row in served} == set(product(("float32", "bfloat16"), (1, 4, 8)))
     for dtype, at_once in product(("float32", "bfloat16"), (1, 4, 8)):
         alike = [row for row in rows if (row["dtype"], row["at_once"]) == (dtype, at_once)]
         alone, drafted = (
-            mean(row["tokens_per_second"] for row in alike if row["name"] == f"vLLM 0.32.0{name}")
+            mean(row["tokens_per_second"] for row in alike if row.method == f"vLLM 0.32.0{name}")
             for name in ("", " with the drafter")
         )
         assert f"| {dtype} | {at_once} | {alone:.0f} | {drafted:.0f} | {drafted / alone:.2f} x |" in page
 
 
 def test_the_fault_of_norms_is_that_of_its_rows():
-    rows = map(json.loads, (CARDS / NAMES[2] / "serving-shift-label-false.jsonl").read_text().splitlines())
+    rows = read_results(CARDS / NAMES[2] / "serving-shift-label-false.jsonl")
     ours, mended, stock = (row["rounds"] for row in rows if row["rounds"])
     assert mended == ours
     page = " ".join((CARDS.parent / "docs" / "upstream.md").read_text().split())
@@ -121,13 +120,13 @@ def test_the_fault_of_norms_is_that_of_its_rows():
 
 def test_what_more_training_brought_is_what_its_rows_say():
     page = " ".join((CARDS.parent / "docs" / "results.md").read_text().split())
-    rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "going-on.jsonl").read_text().splitlines()]
+    rows = read_results(CARDS / DRAFTERS[-1] / "going-on.jsonl")
     steps = sum(row["steps"] for row in rows)
     length = rows[-1]["eval_walked_acceptance_length"]
     assert f"Another {steps:,} steps raised this to [{length:.2f}]" in page
     times_read = rows[-1]["steps"] * rows[-1]["rows_per_step"] / int(rows[-1]["rows"].split()[0])
     assert f"the last {rows[-1]['steps']:,} read the same text {times_read:.0f} times" in page
-    rows = [json.loads(line) for line in (CARDS / DRAFTERS[-1] / "going-on-gpu.jsonl").read_text().splitlines()]
+    rows = read_results(CARDS / DRAFTERS[-1] / "going-on-gpu.jsonl")
     steps, seconds = (sum(row[name] for row in rows) for name in ("steps", "train_runtime"))
     length = rows[-1]["eval_walked_acceptance_length"]
     said = (

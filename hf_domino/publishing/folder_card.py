@@ -21,15 +21,15 @@ from hf_domino.evaluation.benchmark.report import (
     number,
     results_table,
 )
-from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
+from hf_domino.evaluation.results import Result, measured, read_results
 from hf_domino.formats.adapters import drafter_config
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, read_object
 
 ROWS = "results.jsonl"
 
 
-def results_section(rows: Sequence[Row]) -> str:
+def results_section(rows: Sequence[Result]) -> str:
     """Write the section of a card with the tables of results."""
     if not measured(rows):
         raise ValueError(f"rows must have measurements, got {len(rows)} without any: run `hf-domino bench`.")
@@ -42,7 +42,7 @@ def results_section(rows: Sequence[Row]) -> str:
     return "\n\n".join(part.strip() for part in parts if part)
 
 
-def eval_results(rows: Sequence[Row]) -> list[EvalResult]:
+def eval_results(rows: Sequence[Result]) -> list[EvalResult]:
     """List the drafter's speed-up and acceptance length in each mode, in the form that the Hub reads from a card.
 
     They come from `domino_adaptive` or, if that was not measured, from the first drafter that was compared. The list is
@@ -70,7 +70,7 @@ def eval_results(rows: Sequence[Row]) -> list[EvalResult]:
     return results
 
 
-def _by_position(rows: Sequence[Row]) -> str:
+def _by_position(rows: Sequence[Result]) -> str:
     """Make a table of the share of rounds that accepted each proposal; empty if no method has rounds."""
     rates = {
         f"{label(method)}, {name}": summarize(rows, method, mode).acceptance_rate_at
@@ -112,7 +112,7 @@ def card_for(
         raise ValueError(f"--target must be given: neither {folder / CONFIG} nor its card names the target.")
     head = dict(metadata or {})
     if rows.is_file():
-        found = read_rows(rows)
+        found = read_results(rows)
         results = results_section(found)
         if measures := eval_results(found):
             head |= {"model_name": name.rpartition("/")[2], "eval_results": measures}

@@ -19,8 +19,8 @@ from matplotlib.figure import Figure
 from hf_domino._common.errors import invalid_argument
 from hf_domino.evaluation.benchmark.options import BASELINE, METHODS
 from hf_domino.evaluation.benchmark.report import methods_of, modes_of, plain_label
-from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import Summary, summarize
+from hf_domino.evaluation.results import Result, measured, read_results
 
 EXAMPLES = """\
   python model_cards/workshop figures model_cards/pycoder-13m-domino/results.jsonl docs/benchmark
@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Draw the rows of a benchmark."""
-    print(*write_figures(make_figures(read_rows(options.rows)), options.folder), sep="\n")
+    print(*write_figures(make_figures(read_results(options.rows)), options.folder), sep="\n")
 
 
 def draw(drawings: Mapping[str, Callable[[], Any]]) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def write_figures(figures: Mapping[str, Any], folder: Path) -> list[Path]:
     return paths
 
 
-def make_figures(rows: Sequence[Row]) -> dict[str, Any]:
+def make_figures(rows: Sequence[Result]) -> dict[str, Any]:
     """Draw every figure that the rows have the data for, by its name: `speed-up`, `acceptance` and `round`."""
     if not all("seconds_each" in row for row in measured(rows)):
         raise invalid_argument(
@@ -114,7 +114,7 @@ def colour_of(method: str) -> str:
     return COLOURS[list(METHODS).index(method)]
 
 
-def colours_of(rows: Sequence[Row]) -> dict[str, str]:
+def colours_of(rows: Sequence[Result]) -> dict[str, str]:
     """The colour of each method; that of a compared drafter tells its kind, as far as these suffice."""
     found: dict[str, str] = {}
     for method in methods_of(rows):
@@ -124,7 +124,7 @@ def colours_of(rows: Sequence[Row]) -> dict[str, str]:
     return found
 
 
-def _panels(rows: Sequence[Row], height: float) -> tuple[Any, list[tuple[str, Any]]]:
+def _panels(rows: Sequence[Result], height: float) -> tuple[Any, list[tuple[str, Any]]]:
     """A figure with a panel for each mode: the figure, and mode and axes of each."""
     modes = modes_of(rows)
     figure = Figure(figsize=(WIDTH, height), layout="constrained")
@@ -134,7 +134,7 @@ def _panels(rows: Sequence[Row], height: float) -> tuple[Any, list[tuple[str, An
     return figure, list(zip(modes, axes, strict=True))
 
 
-def _draw_speed_up(rows: Sequence[Row], summaries: Summaries) -> Any:
+def _draw_speed_up(rows: Sequence[Result], summaries: Summaries) -> Any:
     """Bars of the speed-up over plain generation, with quartiles and a line at 1."""
     methods = methods_of(rows)
     figure, panels = _panels(rows, 1.4 + 0.42 * len(methods))
@@ -152,7 +152,7 @@ def _draw_speed_up(rows: Sequence[Row], summaries: Summaries) -> Any:
     return figure
 
 
-def _draw_acceptance(rows: Sequence[Row], summaries: Summaries) -> Any:
+def _draw_acceptance(rows: Sequence[Result], summaries: Summaries) -> Any:
     """Lines of the share of rounds that accepted each position; None where no method has rounds."""
     if not any(summary.acceptance_rate_at for summary in summaries.values()):
         return None
@@ -171,7 +171,7 @@ def _draw_acceptance(rows: Sequence[Row], summaries: Summaries) -> Any:
     return figure
 
 
-def _draw_round(rows: Sequence[Row], summaries: Summaries) -> Any:
+def _draw_round(rows: Sequence[Result], summaries: Summaries) -> Any:
     """Bars of the time in a round, phase by phase; None where no method has phases."""
     bars = {key: summary for key, summary in summaries.items() if summary.ms_per_round}
     if not bars:

@@ -23,6 +23,7 @@ from lm_eval.models.huggingface import HFLM
 
 import hf_domino
 from hf_domino._common.provenance import provenance
+from hf_domino.evaluation.results import Result
 from hf_domino.pair import PROMPTS, load_pair, read_prompts
 
 LENGTH, TURNS, THREADS = 48, 1, 2
@@ -63,8 +64,8 @@ def main(target: str | None = None, drafter: str | None = None) -> None:
     tokens = sum(len(pair.tokenizer(text)["input_ids"]) for text in plain)
     speed = {name: tokens / median(all_taken) for name, all_taken in seconds.items()}
     figures = {"answers": len(plain), "tokens": tokens, "tokens_per_second": speed, "seconds": seconds}
-    row = {"target": pair.name, "speed_up": speed["drafted"] / speed["plain"], **figures}
-    print(json.dumps(row | provenance()))
+    figures |= {"speed_up": speed["drafted"] / speed["plain"]}
+    print(Result("drafted", {"target": pair.name}, figures, provenance()).to_line(), end="")
 
 
 def _answers(model: HFLM, task: dict[str, Any], limit: int | None = None) -> tuple[list[str], float]:

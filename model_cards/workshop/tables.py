@@ -15,12 +15,11 @@ from statistics import geometric_mean, mean
 from hf_domino import DominoConfig
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED, RECYCLED, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number, plain_label
-from hf_domino.evaluation.benchmark.rows import Row, measured, read_rows
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
+from hf_domino.evaluation.results import Result, measured, read_results
 from hf_domino.publishing.released import ReleasedDrafter, read_released
 from study.plan import load_study
 from study.rows import of_budget
-from study.rows import read_rows as read_runs
 from study.summary import Summary
 from study.summary import summarize as summarize_runs
 
@@ -42,7 +41,7 @@ def speed(folder: Path, files: Sequence[str]) -> str:
     """How many times as fast the best method of each file is, greedy, as a sentence."""
     found = []
     for name in files:
-        rows = read_rows(folder / name)
+        rows = read_results(folder / name)
         ratios = {method: speed_ratio(rows, method, BASELINE, "greedy")[0] for method in _ours(rows)}
         best = max(ratios, key=lambda method: ratios[method])
         found.append(f"**{ratios[best]:.1f} times as fast** for {_name(rows)} ({_prompts(name)}, {plain_label(best)})")
@@ -55,8 +54,8 @@ def speed(folder: Path, files: Sequence[str]) -> str:
 
 def gain(folder: Path, files: Sequence[str]) -> str:
     """The speed of every method on a CPU over plain generation with its interval, and how many outputs are equal."""
-    columns: dict[str, tuple[list[Row], str]] = {}
-    runs = [read_rows(folder / name) for name in files]
+    columns: dict[str, tuple[list[Result], str]] = {}
+    runs = [read_results(folder / name) for name in files]
     for name, rows in zip(files, runs, strict=True):
         about = f"{_name(rows)}, {_prompts(name)}"
         columns |= {f"{about}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
@@ -77,9 +76,9 @@ def gain(folder: Path, files: Sequence[str]) -> str:
 
 def gpu(folder: Path, files: Sequence[str]) -> str:
     """Tokens a second of every method on a GPU, and in brackets over compiled plain generation."""
-    columns: dict[str, tuple[list[Row], str]] = {}
+    columns: dict[str, tuple[list[Result], str]] = {}
     for rows in (_read(folder / name) for name in files):
-        columns |= {f"{rows[0]['pair']}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+        columns |= {f"{rows[0]['target']}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
     names = dict.fromkeys(row["method"] for rows, _ in columns.values() for row in rows)
     body = [[name, *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names]
     body.append(["prompts", *(str(len(rows_of(rows, BASELINE, mode))) for rows, mode in columns.values())])
@@ -89,9 +88,9 @@ def gpu(folder: Path, files: Sequence[str]) -> str:
 
 def methods(folder: Path, files: Sequence[str]) -> str:
     """Speed-up and tokens a forward of every method: a column for each file and mode."""
-    columns: dict[str, tuple[list[Row], str]] = {}
+    columns: dict[str, tuple[list[Result], str]] = {}
     for name in files:
-        rows = read_rows(folder / name)
+        rows = read_results(folder / name)
         about = f"{_name(rows)}, {_prompts(name)}"
         columns |= {f"{about}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
     body = [
@@ -99,7 +98,7 @@ def methods(folder: Path, files: Sequence[str]) -> str:
         for method in dict.fromkeys(method for rows, _ in columns.values() for method in methods_of(rows))
         if method != BASELINE and not method.startswith(REMOVED)
     ]
-    origins = "".join(f"- {_origin(read_rows(folder / name), name)}\n" for name in files)
+    origins = "".join(f"- {_origin(read_results(folder / name), name)}\n" for name in files)
     return f"{markdown_table(list(columns), body)}\n{origins}"
 
 
@@ -121,7 +120,7 @@ def released(folder: Path, files: Sequence[str]) -> str:
 
 def contexts(folder: Path, files: Sequence[str]) -> str:
     """Acceptance and the time of a draft by the length of the prompt, without a window and with one."""
-    rows = [row for name in files for row in read_runs(folder / name)]
+    rows = [row for name in files for row in read_results(folder / name)]
     window = max(row["window"] or 0 for row in rows)
     pairs = [name for figure in ("tokens a round", "ms a draft") for name in (figure, f"window {window}")]
     head = ["tokens of the prompt", *pairs]
@@ -144,7 +143,7 @@ def contexts(folder: Path, files: Sequence[str]) -> str:
 
 def rounds(folder: Path, files: Sequence[str]) -> str:
     """Milliseconds of a round of each method, a column for each batch size, and the floor of each."""
-    rows = read_runs(folder / files[0])
+    rows = read_results(folder / files[0])
     sizes = sorted({row["batch_size"] for row in rows})
     found = {(row["method"], row["batch_size"]): row for row in rows}
     head = [name for size in sizes for name in (f"ms, {size} at once", "floor")]
@@ -164,7 +163,7 @@ def rounds(folder: Path, files: Sequence[str]) -> str:
 
 def break_even(folder: Path, files: Sequence[str]) -> str:
     """Break-even acceptance length and speed-ups by batch size and network delay, from rounds and compiled steps."""
-    rows = read_runs(folder / files[0])
+    rows = read_results(folder / files[0])
     body = []
     for size in sorted({row["batch_size"] for row in rows}):
         took = {row["method"]: row["ms"] for row in rows if row["batch_size"] == size}
@@ -185,7 +184,7 @@ def kinds(folder: Path, files: Sequence[str]) -> str:
     """
     columns: dict[str, dict[str, Summary]] = {}
     for study_file, file, budget in zip(files[::3], files[1::3], files[2::3], strict=True):
-        rows = of_budget(read_runs(folder / file), budget)
+        rows = of_budget(read_results(folder / file), budget)
         column = columns[f"{rows[0]['target']}, {rows[0]['steps']} steps"] = {}
         for one in sorted(summarize_runs(load_study(folder / study_file), rows), key=lambda one: one.acceptance_length):
             column[one.variant.partition("_rate_")[0]] = one
@@ -199,10 +198,10 @@ def kinds(folder: Path, files: Sequence[str]) -> str:
 
 def trained(folder: Path, files: Sequence[str]) -> str:
     """Acceptance length, steps and size of what was saved of each variant of a STUDY, at its best rate."""
-    study, rows = load_study(folder / files[0]), of_budget(read_runs(folder / files[1]))
-    best: dict[str, Row] = {}
+    study, rows = load_study(folder / files[0]), of_budget(read_results(folder / files[1]))
+    best: dict[str, Result] = {}
     for row in sorted(rows, key=lambda row: row["acceptance_length"]):
-        best[row["variant"].partition("_rate_")[0]] = row
+        best[row.method.partition("_rate_")[0]] = row
     body = []
     for name, row in sorted(best.items(), key=lambda pair: pair[1]["acceptance_length"]):
         steps = round(row["steps"] * row["changes"].get("effort", 1))
@@ -221,7 +220,7 @@ def trained(folder: Path, files: Sequence[str]) -> str:
 
 def minutes(folder: Path, files: Sequence[str]) -> str:
     """Tokens a forward of each method by rate, and in brackets the steps, which took about three minutes."""
-    rows = [row for row in read_runs(folder / files[0]) if row["cpu_seconds"] < THREE_MINUTES]
+    rows = [row for row in read_results(folder / files[0]) if row["cpu_seconds"] < THREE_MINUTES]
     rates = sorted({row["muon_learning_rate"] for row in rows})
     body = []
     for method in sorted({row["method"] for row in rows}):
@@ -241,7 +240,7 @@ def costs(folder: Path, files: Sequence[str]) -> str:
     """What the trainings of Domino drafters took, a line for each file, and how many tokens a round then emitted."""
     body = []
     for name in files:
-        rows = read_runs(folder / name)
+        rows = read_results(folder / name)
         if "train_runtime" in rows[0]:  # runs that went on from each other
             target = Path(name).parent.name.removesuffix("-domino")
             seconds = sum(row["train_runtime"] for row in rows)
@@ -261,37 +260,36 @@ def costs(folder: Path, files: Sequence[str]) -> str:
 
 def rollouts(folder: Path, files: Sequence[str]) -> str:
     """Tokens a forward of a policy's rollouts early and late in its training, and what following cost, by run."""
-    rows = read_runs(folder / files[0])
+    rows = read_results(folder / files[0])
     first = rows[0]
     window = max(row["step"] for row in rows) // 4
-    runs = {name: [row for row in rows if row["run"] == name] for name in dict.fromkeys(row["run"] for row in rows)}
+    runs = {name: [row for row in rows if row.method == name] for name in dict.fromkeys(row.method for row in rows)}
     quarters = (slice(window), slice(-window, None))
     body = []
     took = {}
-    for name, steps in runs.items():
-        for row in steps:
-            row["all_cpu_seconds"] = row["cpu_seconds"] + row["update_cpu_seconds"]
+    for name, found in runs.items():
+        steps = [row | {"all_cpu_seconds": row["cpu_seconds"] + row["update_cpu_seconds"]} for row in found]
         cells = []
         for figure, digits in (("rollout/tokens_per_forward", 2), ("all_cpu_seconds", 1)):
             cells += [f"{mean(row[figure] for row in steps[quarter]):.{digits}f}" for quarter in quarters]
         took[name] = sum(row["all_cpu_seconds"] for row in steps)
         share = sum(row["update_cpu_seconds"] for row in steps) / took[name]
         body.append([f"`{name}`", *cells, f"{share:.0%}"])
-    early, late = (mean(row["reward"] for row in runs[first["run"]][quarter]) for quarter in quarters)
-    costs = [f"`{name}` took {took[name] / took[first['run']]:.2f} times" for name in runs if name != first["run"]]
+    early, late = (mean(row["reward"] for row in runs[first.method][quarter]) for quarter in quarters)
+    costs = [f"`{name}` took {took[name] / took[first.method]:.2f} times" for name in runs if name != first.method]
     tokens, seconds = "tokens a forward, first quarter", "CPU seconds a step, first quarter"
     head = [tokens, "last quarter", seconds, "last quarter", "updates, of all CPU seconds"]
     return (
         f"The mean reward was {early:.2f} in the first quarter of the steps and {late:.2f} in the last one. In CPU "
-        f"seconds, {' and '.join(costs)} as long as `{first['run']}`.\n\n"
-        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {len(runs[first['run']])} steps for "
-        f"{first['pair']}, seed {first['seed']}, float32, TRL {first['trl']}, {_machine(first)}.\n"
+        f"seconds, {' and '.join(costs)} as long as `{first.method}`.\n\n"
+        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {len(runs[first.method])} steps for "
+        f"{first['target']}, seed {first['seed']}, float32, TRL {first['trl']}, {_machine(first)}.\n"
     )
 
 
 def edits(folder: Path, files: Sequence[str]) -> str:
     """Tokens a forward of prompt lookup in edit loops: a line for each memory, a column for each limit of tokens."""
-    rows = read_runs(folder / files[0])
+    rows = read_results(folder / files[0])
     limits = sorted({row["limit"] for row in rows})
     body = []
     for method in dict.fromkeys(row["method"] for row in rows):
@@ -307,7 +305,7 @@ def edits(folder: Path, files: Sequence[str]) -> str:
     )
 
 
-def _tokens_a_round(rows: Iterable[dict]) -> str:
+def _tokens_a_round(rows: Iterable[Result]) -> str:
     chosen = list(rows)
     return f"{sum(row['new_tokens'] for row in chosen) / sum(row['rounds'] for row in chosen):.2f}"
 
@@ -315,10 +313,10 @@ def _tokens_a_round(rows: Iterable[dict]) -> str:
 def recipe(folder: Path, files: Sequence[str]) -> str:
     """CPU-minutes of each stage of a recipe, by the first of FILES, and what its drafter emitted, by the other."""
     spent: dict[str, float] = {}
-    for row in read_runs(folder / files[0]):
-        spent[row["stage"]] = spent.get(row["stage"], 0.0) + row["cpu_minutes"]
+    for row in read_results(folder / files[0]):
+        spent[row.method] = spent.get(row.method, 0.0) + row["cpu_minutes"]
     took = ", ".join(f"{name} {time:.1f}" for name, time in spent.items())
-    rows = measured(read_rows(folder / files[1]))
+    rows = measured(read_results(folder / files[1]))
     others = [row for row in rows if row["method"] != BASELINE]
     emitted = ", ".join(
         f"{label(method).strip('*')} {number(summarize(rows, method, 'greedy').tokens_per_forward)}"
@@ -363,17 +361,17 @@ def _title(drafter: ReleasedDrafter) -> str:
     return DominoConfig.of_method(drafter.method).title
 
 
-def _machine(*rows: Row) -> str:
+def _machine(*rows: Result) -> str:
     """What rows were measured on: hardware and date of the first, and every commit."""
     commits = sorted({row["commit"][:7] for row in rows})
     noun = "commit" if len(commits) == 1 else "commits"
     return f"{rows[0]['hardware']}, {noun} {', '.join(commits)}, {rows[0]['date']}"
 
 
-def _name(rows: Sequence[Row]) -> str:
+def _name(rows: Sequence[Result]) -> str:
     first = measured(rows)[0]
     card = f", {first['hardware']}" if _is_on_gpu(rows) else ""
-    return f"{first['pair']} in {first['dtype']}{card}"
+    return f"{first['target']} in {first['dtype']}{card}"
 
 
 def _prompts(name: str) -> str:
@@ -381,12 +379,12 @@ def _prompts(name: str) -> str:
     return MEASURED_ON.get(Path(name).stem, "own prompts")
 
 
-def _ours(rows: Sequence[Row]) -> list[str]:
+def _ours(rows: Sequence[Result]) -> list[str]:
     """The methods of a file that run in hf_domino's loop with default settings."""
     return [method for method in OURS if method in methods_of(rows)]
 
 
-def _ratio(rows: Sequence[Row], method: str, mode: str) -> str:
+def _ratio(rows: Sequence[Result], method: str, mode: str) -> str:
     """The geometric mean of the speed over plain generation, with its 95 % interval."""
     if not rows_of(rows, method, mode):
         return ""
@@ -394,18 +392,18 @@ def _ratio(rows: Sequence[Row], method: str, mode: str) -> str:
     return f"{mean:.2f} x ({low:.2f} to {high:.2f})"
 
 
-def _equal(rows: Sequence[Row]) -> str:
+def _equal(rows: Sequence[Result]) -> str:
     ours = [row for mode in modes_of(rows) for method in _ours(rows) for row in rows_of(rows, method, mode)]
     equal = count_equal(ours)
     text = f"{equal} of {len(ours)}"
-    examined = [row for row in ours if row.get("partings")]  # repeated, plain generation wrote the others, too
+    examined = [row for row in ours if row.get("divergences")]  # repeated, plain generation wrote the others, too
     if examined:
         ties = sum(map(are_ties, examined))
         text += f" ({len(ours) - equal} differ; of {len(examined)} examined, {ties} do so at a near tie)"
     return text
 
 
-def _speed_and_tokens(rows: Sequence[Row], method: str, mode: str) -> str:
+def _speed_and_tokens(rows: Sequence[Result], method: str, mode: str) -> str:
     if not rows_of(rows, method, mode):
         return ""
     one = summarize(rows, method, mode)
@@ -413,24 +411,20 @@ def _speed_and_tokens(rows: Sequence[Row], method: str, mode: str) -> str:
     return number(one.speed_up, " x") + tokens
 
 
-def _read(path: Path) -> list[Row]:
+def _read(path: Path) -> list[Result]:
     """Measured rows; of those of `model_cards/workshop/benchmarks/pairs.py` the prompts whose texts are all long."""
-    rows = read_rows(path)
+    rows = read_results(path)
     if "seconds_each" in rows[-1]:
         return rows
     short = {(row["mode"], row["prompt"]) for row in rows if row["new_tokens"] < LONG}
-    return [
-        row | {"pair": row["target"], "tokens_per_second": row["new_tokens"] / row["seconds"]}
-        for row in rows
-        if (row["mode"], row["prompt"]) not in short
-    ]
+    return [row for row in rows if (row["mode"], row["prompt"]) not in short]
 
 
-def _is_on_gpu(rows: Sequence[Row]) -> bool:
+def _is_on_gpu(rows: Sequence[Result]) -> bool:
     return "NVIDIA" in measured(rows)[0]["hardware"]
 
 
-def _speed_on_gpu(rows: Sequence[Row], method: str, mode: str) -> str:
+def _speed_on_gpu(rows: Sequence[Result], method: str, mode: str) -> str:
     speeds = [row["tokens_per_second"] for row in rows_of(rows, method, mode)]
     return f"{geometric_mean(speeds):.0f} ({speed_ratio(rows, method, COMPILED, mode)[0]:.2f})" if speeds else ""
 
@@ -439,14 +433,14 @@ def _length_and_time(one: Summary | None) -> str:
     return f"{one.acceptance_length:.2f} ({one.figures['cpu_seconds']:.0f} s)" if one else ""
 
 
-def _origin(rows: Sequence[Row], name: str) -> str:
+def _origin(rows: Sequence[Result], name: str) -> str:
     """Where rows lie, what they were measured on, and how many outputs equal plain generation's."""
     first, others = measured(rows)[0], [row for row in measured(rows) if row["method"] != BASELINE]
     texts = []
     for mode, said in modes_of(rows).items():
         promised = [row for row in others if row["mode"] == mode and (mode == "greedy" or keeps_seed(row["method"]))]
         texts.append(f"{count_equal(promised)} of {len(promised)} {said}")
-    diverged = [row for row in others if row.get("partings")]
+    diverged = [row for row in others if row.get("divergences")]
     ties = ""
     if diverged:
         ties = f" (of {len(diverged)} differences examined, {sum(map(are_ties, diverged))} are at a tie)"

@@ -15,7 +15,7 @@ from hf_domino.decoding import policy
 from hf_domino.evaluation.benchmark.options import MEASURABLE, keeps_seed
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.benchmark.report import caption
-from hf_domino.evaluation.benchmark.rows import measured, read_rows
+from hf_domino.evaluation.results import measured, read_results
 from hf_domino.stats.phases import PHASES
 
 FLAGS = ["--num-prompts", "2", "--max-new-tokens", "8", "--repeats", "2", "--threads", "1", "--device", "cpu"]
@@ -30,7 +30,7 @@ def bench(tiny_pair_folder, tmp_path, capsys):
     def run(*words, rows="rows.jsonl"):
         call = ["bench", "--target", str(tiny_pair_folder), "--results", str(tmp_path / rows), *FLAGS, *words]
         code = cli.main(call)
-        return code, read_rows(tmp_path / rows) if code != cli.USER_ERROR else [], *capsys.readouterr()
+        return code, read_results(tmp_path / rows) if code != cli.USER_ERROR else [], *capsys.readouterr()
 
     return run
 
@@ -45,20 +45,20 @@ def rows_file(tiny_pair_folder, tmp_path_factory):
 
 
 def test_one_row_per_prompt_method_and_mode_with_its_origin(rows_file):
-    skipped, *rows = read_rows(rows_file)
+    skipped, *rows = read_results(rows_file)
     assert (skipped["method"], skipped["skipped"]) == ("mtp", "the target has no such layers")
     methods = [name for name in MEASURABLE if name != "mtp"]
     assert [(row["mode"], row["prompt"], row["method"]) for row in rows] == [
         *itertools.product(("greedy", "sample"), range(2), (*methods, "Domino, chains", "Domino, trees"))
     ]
-    asked = {"pair": "tiny", "threads": 1, "device": "cpu", "assistant": "tiny", "batch_size": 1, "tree_size": 9}
+    asked = {"target": "tiny", "threads": 1, "device": "cpu", "assistant": "tiny", "batch_size": 1, "tree_size": 9}
     for row in rows:
         assert row.items() >= asked.items()
         assert None not in {row[field] for field in ("hardware", "cores", "torch", "transformers", "commit", "date")}
 
 
 def test_outputs_are_equal_and_rounds_are_counted_and_timed(rows_file):
-    for row in measured(read_rows(rows_file)):
+    for row in measured(read_results(rows_file)):
         assert row["new_tokens"] <= 8
         assert row["equals_plain"] is True or (row["mode"] == "sample" and not keeps_seed(row["method"]))
         if row["method"] in ("plain", "packed"):
@@ -66,8 +66,8 @@ def test_outputs_are_equal_and_rounds_are_counted_and_timed(rows_file):
         else:
             if row["num_drafted"]:
                 assert row["acceptance_length"] == pytest.approx(1 + sum(row["acceptance_rate_at"] or [0]), rel=DIGITS)
-            num_copied = row["num_copied"] or 0
-            tokens = row["num_rounds"] - row["num_drafted"] - num_copied + num_copied * (row["copied_length"] or 0)
+            num_lookups = row["num_lookups"] or 0
+            tokens = row["num_rounds"] - row["num_drafted"] - num_lookups + num_lookups * (row["lookup_length"] or 0)
             tokens += row["num_drafted"] * (row["acceptance_length"] or 0)
             assert row["tokens_per_forward"] * row["num_rounds"] == pytest.approx(tokens, rel=DIGITS)
         if row["method"] == "assistant" and row["mode"] == "greedy":
@@ -150,7 +150,7 @@ def test_a_second_look_leaves_the_rows_of_the_first(tiny_pair_folder, tmp_path, 
     assert "results: results.jsonl\n" in capsys.readouterr().err
     assert cli.main([*call, "1"]) == cli.USER_ERROR
     assert "seed must be as in results.jsonl, 0, got 1. Write to another --results" in capsys.readouterr().err
-    assert [read_rows(path)[0]["seed"] for path in tmp_path.glob("*")] == [0]
+    assert [read_results(path)[0]["seed"] for path in tmp_path.glob("*")] == [0]
 
 
 def test_a_run_that_was_broken_off_goes_on_or_is_replaced(bench, tmp_path):
@@ -188,7 +188,7 @@ def test_rows_say_how_near_to_a_tie_a_text_parts(margin, code, bench, monkeypatc
     monkeypatch.setattr("hf_domino.evaluation.benchmark.measure.find_divergences", lambda *inputs, **plain: [parting])
     returned, rows, _, _ = bench(*GREEDY)
     assert returned == code
-    assert [row.get("partings") for row in rows] == [None, [parting]] * 2
+    assert [row.get("divergences") for row in rows] == [None, [parting]] * 2
     assert f"Of hf_domino's differences examined, {2 * (code == 0)} of 2 are at a tie" in caption(rows)
 
 

@@ -13,7 +13,7 @@ from transformers import Qwen3ForCausalLM
 from hf_domino.cli.main import main
 from hf_domino.data.prompts import BUNDLED, QUESTIONS, bundled_prompts, read_prompts
 from hf_domino.evaluation.benchmark.prompts import source
-from hf_domino.evaluation.benchmark.rows import read_rows
+from hf_domino.evaluation.results import read_results
 
 COMMANDS = {
     "bench": "--drafter=recycling --methods=recycling --temperature=0 --max-new-tokens 2 --results {}.jsonl",
@@ -74,21 +74,21 @@ def test_a_text_is_continued_by_every_command(command, record, asked):
 
 def test_a_chat_model_is_measured_with_bundled_questions_and_another_with_beginnings(asked, tmp_path, capsys):
     asked("bench", TEMPLATE, "--num-prompts", "6")
-    rows = [row for row in read_rows(tmp_path / "out.jsonl") if row["method"] == "plain"]
+    rows = [row for row in read_results(tmp_path / "out.jsonl") if row["method"] == "plain"]
     questions = [json.loads((BUNDLED / f"{kind}.jsonl").read_text().splitlines()[0])["prompt"] for kind in QUESTIONS]
     turns = [{"messages": [{"role": "user", "content": question}]} for question in questions]
     assert [row["sources"] for row in rows[:3]] == [[source(turn)] for turn in turns]
     assert {row["prompts"] for row in rows} == {"bundled"}
     assert "prompts: the bundled questions about everyday matters, code and maths" in capsys.readouterr().err
     asked("bench", None, "--num-prompts", "1", "--overwrite")
-    (row, _) = read_rows(tmp_path / "out.jsonl")
+    (row, _) = read_results(tmp_path / "out.jsonl")
     assert row["sources"] == [source(bundled_prompts(is_chat=False)[0])]
     assert "prompts: the bundled beginnings of texts and code" in capsys.readouterr().err
 
 
 def test_bundled_prompts_are_named_by_a_word(asked, tmp_path, monkeypatch):
     asked("bench", TEMPLATE, "--num-prompts", "2", "--prompts", "maths")
-    rows = [row for row in read_rows(tmp_path / "out.jsonl") if row["method"] == "plain"]
+    rows = [row for row in read_results(tmp_path / "out.jsonl") if row["method"] == "plain"]
     assert [row["sources"] for row in rows] == [[source(prompt)] for prompt in read_prompts("maths", is_chat=True)[:2]]
     monkeypatch.chdir(tmp_path)
     write_lines(tmp_path / "maths", [{"text": "mine"}])  # a file of that name comes first

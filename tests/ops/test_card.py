@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
 import torch
+
+from hf_domino.evaluation.results import read_results
 
 ROOT = Path(__file__).parents[2]
 ROWS = ROOT / "model_cards" / "workshop" / "benchmarks"
@@ -30,7 +31,7 @@ def test_example():
 
 
 def rows_of(name, card="h100"):
-    return [json.loads(line) for line in (ROWS / card / f"{name}.jsonl").read_text().splitlines()]
+    return read_results(ROWS / card / f"{name}.jsonl")
 
 
 def test_times_on_a_gpu():
@@ -38,7 +39,7 @@ def test_times_on_a_gpu():
     assert len(printed) == 6
     for kernel, case, *times in printed:
         for implementation, time in zip(("reference", "triton"), times, strict=True):
-            (row,) = (r for r in rows_of(kernel) if (r["case"], r["implementation"]) == (case, implementation))
+            (row,) = (r for r in rows_of(kernel) if (r["case"], r.method) == (case, implementation))
             assert f"{1e3 * row['median_ms']:.1f}" == time
             assert not row["dry_run"]
     finding = next(row for row in rows_of("head") if row["case"] == "top-k of the pools")
@@ -46,7 +47,7 @@ def test_times_on_a_gpu():
 
 
 def test_times_of_a_round_on_a_gpu():
-    took = {row["method"]: row["ms"] for row in rows_of("rounds", "h200") if row["batch_size"] == 1}
+    took = {row.method: row["ms"] for row in rows_of("rounds", "h200") if row["batch_size"] == 1}
     said = "a round took {:.0f} ms in graphs and {:.0f} ms compiled on an H200"
     page = " ".join((ROOT / "docs" / "gpu.md").read_text().split())
     assert said.format(took["static, graphs"], took["static, compiled"]) in page

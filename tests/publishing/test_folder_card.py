@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import measured
 import pytest
 from huggingface_hub import EvalResult, ModelCard
@@ -13,20 +11,17 @@ from hf_domino._common.run_record import RUN_FILE, Run
 from hf_domino.cards.sections import merge_card, read_sections
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.report import results_table
+from hf_domino.evaluation.results import read_results, to_lines
 from hf_domino.publishing.folder_card import card_for, results_section
 
 ENTRY = {"step": 4, "base_loss": 1.25, "corrected_loss": 0.5, "hours": 0.125}
-
-
-def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @pytest.fixture
 def folder(tmp_path):
     """A drafter's folder with rows and the record of a training."""
     DominoConfig(target_name="org/target").save_pretrained(tmp_path)
-    write_rows(tmp_path / "results.jsonl", measured.rows())
+    (tmp_path / "results.jsonl").write_text(to_lines(measured.rows()))
     Run(steps=4, log=[ENTRY]).save(tmp_path)
     return tmp_path
 
@@ -66,7 +61,7 @@ def test_the_card_of_a_folder(folder, card):
     data = ModelCard(text).data
     assert (data.base_model, data.license) == ("org/target", "mit")
     sections = read_sections(text)
-    assert results_table(measured.rows()).strip() in sections["results"]
+    assert results_table(read_results(folder / "results.jsonl")).strip() in sections["results"]
     assert "| 4 | 0.125 | 1.25 | 0.5 |" in sections["training"]
     assert card_for(folder) == text
     assert '"me/other"' in card_for(folder, name="me/other")
@@ -80,7 +75,7 @@ def test_the_hub_reads_the_results_and_those_of_other_people_stay(folder, card):
     card.write_text(str(head))
     for speed in (150, 250):
         measured_again = [measured.row("domino_adaptive", prompt, [speed] * 3, [4, 2, 3]) for prompt in (0, 1)]
-        write_rows(folder / "results.jsonl", [*measured.rows(["greedy"]), *measured_again])
+        (folder / "results.jsonl").write_text(to_lines([*measured.rows(["greedy"]), *measured_again]))
         card.write_text(card_for(folder))
         head = ModelCard(card.read_text()).data
         found = [(result.metric_name, result.metric_value) for result in head.eval_results]

@@ -33,6 +33,7 @@ from transformers import GenerationConfig
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.results import Result
 from hf_domino.pair import PROMPTS, Pair, load_pair, read_prompts
 
 MODULE = "vllm.entrypoints.openai.api_server"  # `vllm serve` wants a package that is called vllm; CPU builds are not
@@ -241,8 +242,10 @@ def main() -> None:
     )
     left_out = () if options.timed else ("seconds", "tokens_per_second")
     for row in rows(legs):
-        written = {name: value for name, value in row.items() if name not in left_out}
-        print(json.dumps(written | told | provenance()))
+        settings = told | {"at_once": row.pop("at_once"), "texts": row.pop("texts")}
+        name = row.pop("name")
+        figures = {name: value for name, value in row.items() if name not in left_out}
+        print(Result(name, settings, figures, provenance()).to_line(), end="")
     print(*faults(legs, options.dtype), sep="\n", file=sys.stderr)
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
+
+from hf_domino.evaluation.results import read_results
 
 ROOT = Path(__file__).parents[2]
 
@@ -38,7 +39,7 @@ def test_rows_of_the_bundled_pair(benchmark_module, monkeypatch, tmp_path, capsy
         ]
         + ["--results", str(path)]
     )
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_results(path)
     assert [(row["context"], row["window"]) for row in rows] == [(20, None), (20, 32), (60, None), (60, 32)]
     assert all(row["equals_plain"] and row["acceptance_length"] >= 1 for row in rows)
     whole, window = (row["context_bytes"] for row in rows[2:])

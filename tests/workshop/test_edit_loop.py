@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 
 import pytest
@@ -11,6 +10,7 @@ import pytest
 import tables
 from hf_domino import LookupMemory
 from hf_domino.decoding.prompt_lookup import PromptLookup
+from hf_domino.evaluation.results import Result, to_lines
 
 CODE = "\n".join(f"value_{index} = compute(value_{index - 1})" for index in range(1, 20))
 
@@ -44,16 +44,20 @@ def test_all_tokens_are_counted_and_those_that_are_looked_up_save_forwards(edit_
 
 
 def test_a_table_has_a_row_for_each_memory_and_a_column_for_each_limit(tmp_path):
-    origin = {"tokenizer": "tiny", "seed": 0, "hardware": "a CPU", "commit": "0123456789", "date": "2026-11-28"}
+    provenance = {"hardware": "a CPU", "commit": "0123456789", "date": "2026-11-28"}
     rows = [
-        origin
-        | {"module": module, "change": 0, "method": method, "limit": limit, "new_tokens": 90, "rounds": 900 // size}
+        Result(
+            method,
+            {"tokenizer": "tiny", "seed": 0, "module": module, "change": 0, "limit": limit},
+            {"new_tokens": 90, "rounds": 900 // size},
+            provenance,
+        )
         for module in ("csv", "heapq")
         for method, factor in (("lookup", 1), ("memory", 3))
         for limit in (10, 30)
         for size in [limit * factor]
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "rows.jsonl").write_text(to_lines(rows))
     text = tables.edits(tmp_path, ["rows.jsonl"])
     assert "| | up to 10 tokens a round | up to 30 tokens a round |" in text
     assert "| lookup | 1.00 | 3.00 |" in text

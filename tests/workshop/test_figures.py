@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
 from pathlib import Path
 
 import measured
@@ -16,6 +16,7 @@ import commands
 from figures import COLOURS, colour_of, colours_of, make_figures, write_figures
 from hf_domino import explain_round
 from hf_domino.evaluation.benchmark.options import METHODS
+from hf_domino.evaluation.results import read_results, to_lines
 from round_figure import draw_round
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +28,7 @@ def words(path):
 
 
 def test_figures_are_drawn_from_rows(tmp_path, capsys):
-    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in measured.rows()))
+    (tmp_path / "rows.jsonl").write_text(to_lines(measured.rows()))
     assert commands.main(["figures", str(tmp_path / "rows.jsonl"), str(tmp_path / "new" / "folder")]) == 0
     paths = [Path(line) for line in capsys.readouterr().out.splitlines()]
     assert [path.name for path in paths] == ["speed-up.svg", "acceptance.svg", "round.svg"]
@@ -38,7 +39,8 @@ def test_figures_are_drawn_from_rows(tmp_path, capsys):
     assert "plain" not in acceptance
     assert "10.0 ms, 10.0 % outside" in round_
     assert "target forward" in round_
-    (again,) = (path for path in write_figures(make_figures(measured.rows()), tmp_path) if path.stem == "speed-up")
+    rows = read_results(tmp_path / "rows.jsonl")
+    (again,) = (path for path in write_figures(make_figures(rows), tmp_path) if path.stem == "speed-up")
     assert again.read_bytes() == paths[0].read_bytes()
 
 
@@ -55,7 +57,7 @@ def test_rows_of_another_program_are_refused(capsys, tmp_path):
 
 def test_drafters_that_are_compared_have_colours_of_their_own_by_their_kind():
     names = ("plain", "a (Domino), chains", "a (Domino), trees", "b (EAGLE-3)", "c (Domino)", "of mine")
-    colours = colours_of([row | {"method": name} for name in names for row in measured.rows()[-1:]])
+    colours = colours_of([replace(row, method=name) for name in names for row in measured.rows()[-1:]])
     assert len(set(colours.values())) == len(names)
     assert len(set(COLOURS)) == len(METHODS)
     assert colours["a (Domino), chains"] == colour_of("domino_adaptive")

@@ -1,6 +1,5 @@
 """The study of drafters that follow a policy runs, and pages say what its rows do."""
 
-import json
 import runpy
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tables
+from hf_domino.evaluation.results import Result, read_results, to_lines
 
 SCRIPT = Path(__file__).parents[2] / "model_cards" / "workshop" / "benchmarks" / "follow_policy.py"
 
@@ -18,9 +18,9 @@ def test_all_runs_write_the_same_completions(tmp_path, monkeypatch):
     arguments = ["--steps", "3", "--max-new-tokens", "8", "--rows", str(tmp_path / "rows.jsonl")]
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
     runpy.run_path(str(SCRIPT), run_name="__main__")
-    rows = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    rows = read_results(tmp_path / "rows.jsonl")
     names = ("plain", "frozen", "frozen_memory", "every_8", "every_8_memory", "every_2")
-    runs = {name: [row for row in rows if row["run"] == name] for name in names}
+    runs = {name: [row for row in rows if row.method == name] for name in names}
     rewards = [[row["reward"] for row in steps] for steps in runs.values()]
     assert rewards == [rewards[0]] * 6
     assert [row["rollout/drafter_age"] for row in runs["every_2"]] == [1, 2, 1]
@@ -29,15 +29,19 @@ def test_all_runs_write_the_same_completions(tmp_path, monkeypatch):
 
 
 def test_a_table_compares_early_and_late_steps(tmp_path):
-    origin = {"pair": "tiny", "hardware": "a CPU", "commit": "0123456789", "date": "2026-11-27", "seed": 0, "trl": "1"}
+    provenance = {"hardware": "a CPU", "commit": "0123456789", "date": "2026-11-27", "trl": "1"}
     rows = [
-        origin
-        | {"run": run, "step": step, "reward": step / 10, "rollout/tokens_per_forward": tokens + step}
-        | {"cpu_seconds": 3.0, "update_cpu_seconds": update}
+        Result(
+            run,
+            {"target": "tiny", "seed": 0, "step": step},
+            {"reward": step / 10, "rollout/tokens_per_forward": tokens + step}
+            | {"cpu_seconds": 3.0, "update_cpu_seconds": update},
+            provenance,
+        )
         for run, tokens, update in (("frozen", 1, 0.0), ("every_2", 2, 1.0))
         for step in range(1, 9)
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "rows.jsonl").write_text(to_lines(rows))
     text = tables.rollouts(tmp_path, ["rows.jsonl"])
     assert "| `frozen` | 2.50 | 8.50 | 3.0 | 3.0 | 0% |" in text
     assert "| `every_2` | 3.50 | 9.50 | 4.0 | 4.0 | 25% |" in text
@@ -47,7 +51,7 @@ def test_a_table_compares_early_and_late_steps(tmp_path):
 
 def test_the_published_runs_trained_the_same_policy():
     path = SCRIPT.parents[2] / "pycoder-13m-domino" / "follow-policy.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    rewards = {name: [row["reward"] for row in rows if row["run"] == name] for name in {row["run"] for row in rows}}
+    rows = read_results(path)
+    rewards = {name: [row["reward"] for row in rows if row.method == name] for name in {row.method for row in rows}}
     assert list(rewards.values()) == 3 * [rewards["frozen"]]
     assert {row["commit"] for row in rows} == {rows[0]["commit"]}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import runpy
 import subprocess
@@ -14,6 +13,7 @@ import pytest
 import torch
 
 from domino_kernels.dispatch import has_triton
+from hf_domino.evaluation.results import read_results
 
 FOLDER = Path(__file__).parents[2] / "model_cards" / "workshop" / "benchmarks"
 SCRIPTS = {
@@ -35,11 +35,9 @@ def test_dry_run(script, folder_on_path, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     folder_on_path.setattr(sys, "argv", [script, "--dry-run", "--batch-size", "2", "--results", str(path)])
     runpy.run_path(str(FOLDER / f"{script}.py"), run_name="__main__")
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_results(path)
     implementations = ["reference", "triton"] if has_triton() else ["reference"]
-    assert [(row["case"], row["implementation"]) for row in rows] == [
-        *itertools.product(SCRIPTS[script], implementations)
-    ]
+    assert [(row["case"], row.method) for row in rows] == [*itertools.product(SCRIPTS[script], implementations)]
     for row in rows:
         assert row.items() >= {"kernel": script, "dry_run": True, "torch": torch.__version__}.items()
         assert {"hardware", "commit", "seed", "date", "triton"} <= row.keys()

@@ -35,6 +35,7 @@ from hf_domino.data.prompts import prompt_of
 from hf_domino.data.records import read_records
 from hf_domino.evaluation.benchmark.options import MEASURABLE
 from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.results import read_results
 from hf_domino.pair import BUNDLED, Pair, read_prompts
 from recipes import (
     adapter,
@@ -168,8 +169,8 @@ def test_gemmas_stages_are_timed_and_run_commands_of_ours(tmp_path, monkeypatch)
     made.target.mkdir()
     (made.target / "config.json").touch()
     made.run()
-    rows = [json.loads(line) for line in (tmp_path / "stages.jsonl").read_text().splitlines()]
-    assert [(row["stage"], row["cpu_minutes"]) for row in rows] == [(name, 1.5) for name in made.stages]
+    rows = read_results(tmp_path / "stages.jsonl")
+    assert [(row.method, row["cpu_minutes"]) for row in rows] == [(name, 1.5) for name in made.stages]
     assert [words[0] for words in called] == ["data", "train", "check", "bench"]
     options = [parse(words) for words in called]  # flags that the commands know
     assert set(options[3].methods) <= set(MEASURABLE)

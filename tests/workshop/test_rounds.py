@@ -1,9 +1,9 @@
 """A round on a CPU with tiny shapes: rows say where they come from, and what they are a multiple of."""
 
-import json
-
 import pytest
 import torch
+
+from hf_domino.evaluation.results import read_results
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def test_rows_of_tiny_shapes(rounds, drafter, tmp_path, capsys):
     flags = ["--shapes", "tiny", "--context", "8", "--rounds", "16", "--repeats", "2", "--device", "cpu"]
     flags += ["--drafter", drafter, "--dtype", "float32", "--tree-size", "20"]
     assert rounds.main([*flags, "--results", str(path)]) == 0
-    written = [json.loads(line) for line in path.read_text().splitlines()]
+    written = read_results(path)
     assert [row["method"] for row in written] == [method for method in rounds.METHODS if method not in rounds.ON_GPU]
     for row in written:
         assert (row["repeats"], row["rounds"], row["shapes"], row["tree_size"]) == (2, 16, "tiny", 20)

@@ -17,6 +17,7 @@ import commands
 from figures import write_figures
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.cli import main as cli
+from hf_domino.evaluation.results import Result, read_results, to_lines
 from hf_domino.pair import find_pair
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
@@ -25,7 +26,7 @@ from study import run, texts
 from study.figures import BETTER, SAME, WORSE, colour_of, make_figures, name_marks
 from study.page import results
 from study.plan import STUDY_FILE, Run, load_study
-from study.rows import finished, of_budget, read_rows
+from study.rows import finished, of_budget
 from study.summary import pooled_scatter, summarize
 
 STUDY = """
@@ -42,20 +43,25 @@ variants:
   greedy_text: {question: Greedy text, text: greedy}
   broken: {question: No drafter, emb_dim: -1}
 """
-ORIGIN = {
+SETTINGS = {
     "budget": "tiny", "changes": {}, "steps": 2, "base": {"per_device_train_batch_size": 8, "num_anchors": 24},
-    "target": "tiny", "num_rounds": 100, "num_texts": 3, "base_loss": 2.5, "corrected_loss": 2.0,
-    "parameters": 2_500_000, "seconds": 60.0, "cpu_seconds": 59.0, "hardware": "a CPU", "threads": 1, "torch": "2",
-    "transformers": "5", "commit": "0123456789abcdef", "date": "2026-01-01",
+    "target": "tiny",
+}  # fmt: skip
+FIGURES = {
+    "num_rounds": 100, "num_texts": 3, "base_loss": 2.5, "corrected_loss": 2.0, "parameters": 2_500_000,
+    "seconds": 60.0, "cpu_seconds": 59.0,
+}  # fmt: skip
+PROVENANCE = {
+    "hardware": "a CPU", "threads": 1, "torch": "2", "transformers": "5", "commit": "0123456789abcdef",
+    "date": "2026-01-01",
 }  # fmt: skip
 LENGTHS = {"domino": (3.0, 3.1, 3.2), "dflash": (2.5, 2.6, 2.4), "head_only": (2.6, 2.5, 2.55)}
 
 
-def row(variant, seed, length, **fields):
+def row(variant, seed, length, budget="tiny", **figures):
     rates = [round((length - 1) * share, 6) for share in (0.5, 0.3, 0.2)]
-    return (
-        {"variant": variant, "seed": seed, "acceptance_length": length, "acceptance_rate_at": rates} | ORIGIN | fields
-    )
+    found = FIGURES | {"acceptance_length": length, "acceptance_rate_at": rates} | figures
+    return Result(variant, SETTINGS | {"seed": seed, "budget": budget}, found, PROVENANCE)
 
 
 ROWS = [row(name, seed, length) for name, lengths in LENGTHS.items() for seed, length in enumerate(lengths)]
@@ -97,7 +103,7 @@ def test_a_study_leaves_a_row_a_run_and_goes_on_where_it_was(command, tmp_path, 
     assert command("--only", "head_only", "broken", "--seeds", "0") == 1
     said = capsys.readouterr()
     assert "broken-0 failed:\nemb_dim" in said.err
-    (head,) = read_rows(tmp_path / "rows.jsonl")  # the baseline was trained for its backbone only
+    (head,) = read_results(tmp_path / "rows.jsonl")  # the baseline was trained for its backbone only
     assert head["changes"] == {"lambda_base_decay_ratio": 0.0, "backbone_of": "dflash"}
     assert (head["rows"], head["steps"], head["budget"], head["num_texts"]) == (8, 4, "tiny", 3)
     assert head["acceptance_length"] == pytest.approx(1 + sum(head["acceptance_rate_at"]), abs=1e-4)
@@ -109,7 +115,7 @@ def test_a_study_leaves_a_row_a_run_and_goes_on_where_it_was(command, tmp_path, 
     assert own.embed_proj[2].weight.abs().max() > 0  # the head did learn
     assert command("--only", "head_only", "domino", "--seeds", "0") == 0
     assert "1 of 2 runs have a row" in capsys.readouterr().out
-    assert [row["variant"] for row in read_rows(tmp_path / "rows.jsonl")] == ["head_only", "domino"]
+    assert [found.method for found in read_results(tmp_path / "rows.jsonl")] == ["head_only", "domino"]
 
 
 @pytest.mark.parametrize(
@@ -145,12 +151,13 @@ def test_the_targets_texts_have_their_prompts_in_common(saved_pair, tmp_path, mo
 
 
 def test_rows_of_other_data_or_fields_are_not_added_to():
-    start = {"variant": "domino", "seed": 0, "budget": "small", "changes": {}, "texts_digest": "a"}
+    start = {"seed": 0, "budget": "small", "changes": {}, "texts_digest": "a"}
+    known = [Result("domino", start)]
     other = Run("domino", 1)
-    assert finished([start], {Run("domino", 0): start, other: start | {"seed": 1}}) == {Run("domino", 0)}
+    assert finished(known, {Run("domino", 0): start, other: start | {"seed": 1}}) == {Run("domino", 0)}
     for run_, changes in ((Run("domino", 0), {"changes": {"emb_dim": 8}}), (other, {"seed": 1, "texts_digest": "b"})):
         with pytest.raises(ValueError, match=f"{[*changes][-1]} of {run_.name} must be"):
-            finished([start], {run_: start | changes})
+            finished(known, {run_: start | changes})
 
 
 def test_budgets_are_kept_apart():
@@ -218,7 +225,7 @@ def test_the_table_says_what_the_rows_say(study_file):
 def test_the_command_lists_and_draws_without_training(study_file, tmp_path, capsys):
     pytest.importorskip("matplotlib")
     path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    path.write_text(to_lines(ROWS))
     flags = ["study", "--study", str(study_file), "--results", str(path)]
     assert commands.main([*flags, "--list", "--budget", "tiny"]) == 0
     said = capsys.readouterr().out

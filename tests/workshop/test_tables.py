@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import measured
@@ -14,9 +14,10 @@ import tables
 from hf_domino.cards.sections import read_sections
 from hf_domino.evaluation.benchmark.report import number
 from hf_domino.evaluation.benchmark.summary import speed_ratio, summarize
+from hf_domino.evaluation.results import Result, read_results, to_lines
 
 ROOT = Path(__file__).parents[2]
-ROWS = [row | {"method": "domino_adaptive"} if row["method"] == "domino" else row for row in measured.rows()]
+ROWS = [replace(row, method="domino_adaptive") if row.method == "domino" else row for row in measured.rows()]
 
 
 def filled(page: Path) -> str:
@@ -26,7 +27,7 @@ def filled(page: Path) -> str:
 
 
 def test_a_line_is_what_the_rows_give(tmp_path):
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    (tmp_path / "rows.jsonl").write_text(to_lines(ROWS))
     page = tmp_path / "page.md"
     page.write_text(
         "<!-- speed:begin rows.jsonl -->\n<!-- speed:end -->\n<!-- gain:begin rows.jsonl -->\n<!-- gain:end -->\n"
@@ -40,10 +41,10 @@ def test_a_line_is_what_the_rows_give(tmp_path):
 
 
 def test_what_a_recipe_took_is_the_sum_of_its_runs(tmp_path):
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in ROWS))
+    (tmp_path / "rows.jsonl").write_text(to_lines(ROWS))
     took = [("target", 1.5), ("data", 2.0), ("data", 0.25)]  # the second broke off
-    lines = [json.dumps({"stage": stage, "cpu_minutes": minutes}) for stage, minutes in took]
-    (tmp_path / "stages.jsonl").write_text("\n".join(lines))
+    stages = [Result(stage, figures={"cpu_minutes": minutes}) for stage, minutes in took]
+    (tmp_path / "stages.jsonl").write_text(to_lines(stages))
     page = tmp_path / "page.md"
     page.write_text("<!-- recipe:begin stages.jsonl rows.jsonl -->\n<!-- recipe:end -->\n")
     text = filled(page)
@@ -52,15 +53,20 @@ def test_what_a_recipe_took_is_the_sum_of_its_runs(tmp_path):
 
 
 def test_speeds_on_a_gpu_are_those_of_long_texts(tmp_path):
-    origin = {"target": "tiny", "dtype": "float32", "hardware": "NVIDIA A", "max_new_tokens": 64, "equals_plain": True}
-    origin |= {"temperature": 0.7, "commit": "0123456789", "date": "2026-11-26"}
+    settings = {"target": "tiny", "dtype": "float32", "max_new_tokens": 64, "temperature": 0.7}
+    provenance = {"hardware": "NVIDIA A", "commit": "0123456789", "date": "2026-11-26"}
     speeds = {"plain": 10, "plain, static": 100, "drafter, static, full blocks": 150}
     rows = [
-        origin | {"method": method, "mode": mode, "prompt": prompt, "new_tokens": 64, "seconds": 64 / speed}
+        Result(
+            method,
+            settings | {"mode": mode, "prompt": prompt},
+            {"new_tokens": 64, "tokens_per_second": speed, "equals_plain": True},
+            provenance,
+        )
         for (method, speed), mode, prompt in itertools.product(speeds.items(), ("greedy", "sample"), range(3))
     ]
-    rows[1] |= {"new_tokens": 12, "seconds": 1}  # of the second prompt, greedy
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    rows[1] |= {"new_tokens": 12, "tokens_per_second": 12}  # of the second prompt, greedy
+    (tmp_path / "rows.jsonl").write_text(to_lines(rows))
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- {name}:begin rows.jsonl -->\n<!-- {name}:end -->\n" for name in ("gpu",)))
     text = filled(page)
@@ -70,16 +76,23 @@ def test_speeds_on_a_gpu_are_those_of_long_texts(tmp_path):
 
 
 def test_trainings_of_a_drafter_are_shown_at_their_best_rate(tmp_path):
-    common = {"budget": "tiny", "steps": 160, "target": "tiny", "hardware": "a core", "num_texts": 8, "seed": 0}
-    common |= {"commit": "0123456789", "date": "2026-11-27", "acceptance_error": 0.1}
+    settings = {"budget": "tiny", "steps": 160, "target": "tiny", "num_texts": 8, "seed": 0}
+    provenance = {"hardware": "a core", "commit": "0123456789", "date": "2026-11-27"}
     found = {"before": (2.0, 0.0), "adapter": (2.5, 1e-3), "adapter_rate_1": (3.0, 2e-3), "whole": (3.5, 1e-3)}
     rows = [
-        common
-        | {"variant": name, "acceptance_length": length, "changes": {"learning_rate": rate}}
-        | {"saved_bytes": 2**21 if "adapter" in name else 2**24}
+        Result(
+            name,
+            settings | {"changes": {"learning_rate": rate}},
+            {
+                "acceptance_length": length,
+                "acceptance_error": 0.1,
+                "saved_bytes": 2**21 if "adapter" in name else 2**24,
+            },
+            provenance,
+        )
         for name, (length, rate) in found.items()
     ]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "rows.jsonl").write_text(to_lines(rows))
     study = ROOT / "model_cards" / "workshop" / "study" / "adapter.yaml"
     (tmp_path / "study.yaml").write_text(study.read_text())
     page = tmp_path / "page.md"
@@ -111,7 +124,7 @@ def test_what_training_took_is_what_the_cards_say():
     card = read_sections((ROOT / "model_cards" / "pycoder-13m-domino" / "README.md").read_text())["training"]
     minutes = 60 * float(re.search(r"^\| hours \| ([\d.]+) \|$", card, re.MULTILINE)[1])
     further = ROOT / "model_cards" / "smollm2-135m-instruct-domino" / "going-on-gpu.jsonl"
-    rows = [json.loads(line) for line in further.read_text().splitlines()]
+    rows = read_results(further)
     steps, seconds = (sum(row[name] for row in rows) for name in ("steps", "train_runtime"))
     text = " ".join((ROOT / "README.md").read_text().split())
     assert f"Training the bundled drafter took {minutes:.0f} minutes on two CPU cores" in text

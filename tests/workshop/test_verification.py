@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
+
+from hf_domino.evaluation.results import read_results
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def verification(benchmark_module):
 def test_rows_of_tiny_shapes(verification, tmp_path, capsys):
     path = tmp_path / "rows.jsonl"
     verification.main(["--shapes", "tiny", "--contexts", "20", "50", "--repeats", "3", "--rows", str(path)])
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows = read_results(path)
     cases = [(row["dtype"], row["context"], row["method"]) for row in rows]
     methods = (verification.REPEATED, verification.FOLDED)
     assert cases == [(dtype, n, name) for dtype in ("float32", "bfloat16") for n in (20, 50) for name in methods]

@@ -13,7 +13,6 @@ import torch
 
 from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.writers import cut_at_end
-from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.targets.view import rounded_to
 
 # Largest margin that still counts as a tie, in units in the last place of the largest logit. In bf16, margins after
@@ -21,7 +20,7 @@ from hf_domino.targets.view import rounded_to
 TIE_ROUNDINGS = 4
 
 
-def find_divergences(target: Any, inputs: Any, tokens: torch.Tensor, seed: int, **plain: Any) -> list[Row]:
+def find_divergences(target: Any, inputs: Any, tokens: torch.Tensor, seed: int, **plain: Any) -> list[dict[str, Any]]:
     """Find the first token in each sequence of `[B, N]` that differs from plain generation with these arguments."""
     torch.manual_seed(seed)
     alone = target.generate(**inputs, **plain, return_dict_in_generate=True, output_scores=True, output_logits=True)
@@ -31,7 +30,7 @@ def find_divergences(target: Any, inputs: Any, tokens: torch.Tensor, seed: int, 
     if plain.get("do_sample"):  # `torch.multinomial` draws the token with the largest sum of score and noise
         generator = torch.Generator(own.device).manual_seed(seed)
         noises = [-noise.exponential_(generator=generator).log() for noise in noises]
-    found: list[Row] = []
+    found: list[dict[str, Any]] = []
     for sequence, texts in enumerate(zip(own.tolist(), tokens.tolist(), strict=True)):
         pairs = list(zip_longest(*(cut_at_end(text, ends).ids for text in texts)))
         at = next((place for place, (expected, token) in enumerate(pairs) if token != expected), None)
@@ -46,5 +45,5 @@ def find_divergences(target: Any, inputs: Any, tokens: torch.Tensor, seed: int, 
             margin = expected - token
             tie = TIE_ROUNDINGS * torch.finfo(rounded_to(target)).eps * scale
         finite = margin if math.isfinite(margin) else None
-        found.append({"row": sequence, "position": at, "margin": finite, "tie": tie})
+        found.append({"sequence": sequence, "position": at, "margin": finite, "tie": tie})
     return found

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hf_domino.evaluation.benchmark.report import methods_of, modes_of, plain_label
-from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.summary import summarize
+from hf_domino.evaluation.results import Result
 
 
 def check_matplotlib() -> None:
@@ -19,7 +19,7 @@ def check_matplotlib() -> None:
         raise ValueError("--figures needs matplotlib: pip install 'hf-domino[figures]', or leave it out.") from error
 
 
-def write_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
+def write_figures(rows: Sequence[Result], folder: Path) -> list[Path]:
     """Write `speed.svg` and `acceptance.svg`, with a panel for each mode, and return their paths."""
     from matplotlib.figure import Figure
 

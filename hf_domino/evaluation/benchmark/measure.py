@@ -21,12 +21,13 @@ from hf_domino.evaluation.benchmark.divergences import find_divergences
 from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PACKED, PEAK_MEMORY, BenchOptions
 from hf_domino.evaluation.benchmark.prompts import inputs_of, source
-from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
+from hf_domino.evaluation.results import Result
 from hf_domino.pair import Pair
 from hf_domino.stats.decoding_stats import DecodingStats
 from hf_domino.stats.phases import timed_phases
 
+Figures = dict[str, Any]
 WARM_UPS = 2
 WARM_UP_TOKENS = 32
 
@@ -58,7 +59,7 @@ class Bench:
                 for _ in range(WARM_UPS):
                     generate_timed(self.pair.target, inputs, method == PACKED, **self._call(method, mode) | count)
 
-    def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Row]:
+    def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Result]:
         """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`), and return a result per method."""
         inputs = inputs_of(self.pair, batch)
         seed = self.options.seed + index
@@ -83,20 +84,20 @@ class Bench:
             "temperature": temperature,
             "prompt": index,
             "sources": [source(prompt) for prompt in batch],
-            "load": load_per_core(),
         }
+        load = load_per_core()
         results = []
         expected = texts[BASELINE][0]
         for method, found in texts.items():
             call = self._call(method, mode)
             torch.manual_seed(seed)
-            result = {"method": method} | about | self._speed(found[-1], seconds[method]) | self._rounds(inputs, call)
+            figures: Figures = {"load": load} | self._speed(found[-1], seconds[method]) | self._rounds(inputs, call)
             others = [tokens for tokens in found if not torch.equal(tokens, expected)]
-            result["equals_plain"] = not others
+            figures["equals_plain"] = not others
             if others and drafter_in(call) is not None:
                 plain = self._call(BASELINE, mode)
-                result["partings"] = find_divergences(self.pair.target, inputs, others[0], seed, **plain)
-            results.append(result | self._columns(inputs, call))
+                figures["divergences"] = find_divergences(self.pair.target, inputs, others[0], seed, **plain)
+            results.append(Result(method, about, figures | self._columns(inputs, call)))
         return results
 
     def _call(self, method: str, mode: str) -> Arguments:
@@ -109,7 +110,7 @@ class Bench:
         for drafter, state in self._empty:
             drafter.load_state_dict(state)
 
-    def _speed(self, tokens: torch.Tensor, seconds: list[float]) -> Row:
+    def _speed(self, tokens: torch.Tensor, seconds: list[float]) -> Figures:
         ends = eos_ids_of(self.pair.target.generation_config)
         texts = [cut_at_end(text, ends).ids for text in tokens.tolist()]
         count = sum(map(len, texts))
@@ -122,10 +123,10 @@ class Bench:
             "distinct_4gram": statistics.fmean(map(distinct_ngram_ratio, texts)),
         }
 
-    def _columns(self, inputs: Any, call: Arguments) -> Row:
+    def _columns(self, inputs: Any, call: Arguments) -> Figures:
         """Measure the additional columns of the options, each in separate runs."""
         target = self.pair.target
-        found: Row = {}
+        found: Figures = {}
         if FIRST_TOKEN in self.options.columns:
             first = call | {"max_new_tokens": 1}
             runs = (generate_timed(target, inputs, **first) for _ in range(self.options.repeats))
@@ -136,7 +137,7 @@ class Bench:
             found[PEAK_MEMORY] = torch.cuda.max_memory_allocated(target.device)
         return found
 
-    def _rounds(self, inputs: Any, call: Arguments) -> Row:
+    def _rounds(self, inputs: Any, call: Arguments) -> Figures:
         """Return the acceptance and the time of a round, from another run if the last timed run did not record them."""
         milliseconds = None
         drafter = drafter_in(call)
@@ -154,12 +155,12 @@ class Bench:
             stats = DecodingStats(max(lengths, default=1) - 1, rows=[lengths])
         else:
             stats = DecodingStats(0)
-        result: Row = {
+        result: Figures = {
             "num_rounds": stats.num_rounds,
             "num_drafted": stats.num_drafted,
-            "num_copied": stats.num_lookups,
+            "num_lookups": stats.num_lookups,
             "proposal_length": None,
-            "copied_length": None,
+            "lookup_length": None,
             "acceptance_length": None,
             "tokens_per_forward": None,
             "acceptance_rate_at": stats.acceptance_rate_at or None,
@@ -170,7 +171,7 @@ class Bench:
             if stats.proposed:
                 result["proposal_length"] = stats.proposal_length
         if stats.num_lookups:
-            result["copied_length"] = stats.lookup_length
+            result["lookup_length"] = stats.lookup_length
         if stats.num_rounds:
             result["tokens_per_forward"] = stats.tokens_per_forward
         return result

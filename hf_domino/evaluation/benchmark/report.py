@@ -19,7 +19,6 @@ from hf_domino.evaluation.benchmark.options import (
     WITH_LOOKUP,
     keeps_seed,
 )
-from hf_domino.evaluation.benchmark.rows import Row, measured
 from hf_domino.evaluation.benchmark.summary import (
     Summary,
     are_ties,
@@ -29,6 +28,7 @@ from hf_domino.evaluation.benchmark.summary import (
     speed_ups_of,
     summarize,
 )
+from hf_domino.evaluation.results import Result, measured
 
 SCALES = {FIRST_TOKEN: 1e3, PEAK_MEMORY: 2**-30}  # from seconds and bytes to the units of the columns
 
@@ -38,14 +38,14 @@ def label(method: str) -> str:
     return METHODS.get(method, method)
 
 
-def modes_of(rows: Sequence[Row]) -> dict[str, str]:
+def modes_of(rows: Sequence[Result]) -> dict[str, str]:
     """Return the modes that were measured, and the name of each in tables."""
     return {"greedy": "greedy"} | {
         row["mode"]: f"T = {row['temperature']}" for row in rows_of(rows, BASELINE, "sample")
     }
 
 
-def methods_of(rows: Sequence[Row]) -> list[str]:
+def methods_of(rows: Sequence[Result]) -> list[str]:
     """Return the methods that were measured: those of `METHODS` in its order, then the others."""
     found = {row["method"]: None for row in measured(rows)}
     return list({method: None for method in METHODS if method in found} | found)
@@ -56,12 +56,12 @@ def plain_label(method: str) -> str:
     return re.sub("[*`]", "", label(method))
 
 
-def results_table(rows: Sequence[Row]) -> str:
+def results_table(rows: Sequence[Result]) -> str:
     """Render the published table as Markdown, with a caption that says where and how it was measured."""
     return f"{speeds_table(rows, modes_of(rows))}\n{caption(rows)}\n"
 
 
-def speeds_table(rows: Sequence[Row], modes: Mapping[str, str]) -> str:
+def speeds_table(rows: Sequence[Result], modes: Mapping[str, str]) -> str:
     """Render tokens per second, speed-up and acceptance length of every method in these modes as Markdown."""
     asked = [column for column in COLUMNS if any(column in row for row in rows)]
     columns = ["tokens/s", "speed-up", "acceptance length", *(COLUMNS[column] for column in asked)]
@@ -86,7 +86,7 @@ def acceptance_of(summary: Summary) -> str:
     return f"{length} ({per_forward})"
 
 
-def comparisons(rows: Sequence[Row]) -> list[str]:
+def comparisons(rows: Sequence[Result]) -> list[str]:
     """Compare every other drafter with the first one, or trees with chains, in one sentence for each mode."""
     drafters = [method for method in methods_of(rows) if method not in METHODS]
     pairs = [(other, drafters[0]) for other in drafters[1:]]
@@ -102,7 +102,7 @@ def comparisons(rows: Sequence[Row]) -> list[str]:
     return said
 
 
-def conclusion(rows: Sequence[Row]) -> str:
+def conclusion(rows: Sequence[Result]) -> str:
     """Say in one sentence whether the fastest drafter beats plain greedy generation; empty if nothing else was run."""
     others = [method for method in methods_of(rows) if method != BASELINE]
     speed_ups = {method: summarize(rows, method, "greedy").speed_up for method in others}
@@ -136,7 +136,7 @@ def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)]) + "\n"
 
 
-def caption(rows: Sequence[Row]) -> str:
+def caption(rows: Sequence[Result]) -> str:
     """Describe the machine, the texts, the number of equal outputs, and what was not measured, in one paragraph."""
     first = measured(rows)[0]
     plain = rows_of(rows, BASELINE, "greedy")
@@ -156,7 +156,7 @@ def caption(rows: Sequence[Row]) -> str:
     if first["device"] == "cpu":
         place = f"{_count(first['threads'], 'thread')} of {place}"
     return (
-        f"{first['pair']}, {prompts} x {tokens}, batch {first['batch_size']}, "
+        f"{first['target']}, {prompts} x {tokens}, batch {first['batch_size']}, "
         f"{first['dtype']}, {place}. All methods ran in turn in one process. Speeds are medians over "
         f"{_count(first['repeats'], 'run')} per prompt, then over prompts, with quartiles; speed-ups are over plain. "
         f"{_equality(rows)}{_notes(rows)} "
@@ -165,7 +165,7 @@ def caption(rows: Sequence[Row]) -> str:
     )
 
 
-def _equality(rows: Sequence[Row]) -> str:
+def _equality(rows: Sequence[Result]) -> str:
     """Report how many greedy and sampled outputs equal those of plain generation."""
     others = [row for row in measured(rows) if row["method"] != BASELINE]
     greedy, sampled = ([row for row in others if row["mode"] == mode] for mode in ("greedy", "sample"))
@@ -179,16 +179,16 @@ def _equality(rows: Sequence[Row]) -> str:
     return text + _divergences(others)
 
 
-def _equal(rows: Sequence[Row]) -> str:
+def _equal(rows: Sequence[Result]) -> str:
     return f"{count_equal(rows)} of {len(rows)}"
 
 
-def _divergences(rows: Sequence[Row]) -> str:
+def _divergences(rows: Sequence[Result]) -> str:
     """Report the margins at which texts diverge from those of plain generation, if the results have them."""
-    diverged = [row for row in rows if row.get("partings")]
+    diverged = [row for row in rows if row.get("divergences")]
     if not diverged:
         return ""
-    margins = [at["margin"] for row in diverged for at in row["partings"] if at["margin"] is not None]
+    margins = [at["margin"] for row in diverged for at in row["divergences"] if at["margin"] is not None]
     spread = ""
     if margins:
         spread = f" (margins of the logits up to {max(margins):.2g}, median {statistics.median(margins):.2g})"
@@ -198,7 +198,7 @@ def _divergences(rows: Sequence[Row]) -> str:
     )
 
 
-def _notes(rows: Sequence[Row]) -> str:
+def _notes(rows: Sequence[Result]) -> str:
     """Report how repetitive the text is, and which methods were not measured."""
     ratios = [f"{summarize(rows, BASELINE, mode).distinct_4gram:.2f} {name}" for mode, name in modes_of(rows).items()]
     notes = f" Distinct 4-grams of plain text: {', '.join(ratios)}."

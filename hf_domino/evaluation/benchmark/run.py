@@ -10,19 +10,21 @@ from tqdm.auto import tqdm
 
 from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.errors import invalid_argument
+from hf_domino._common.provenance import provenance
 from hf_domino.data.prompts import read_prompts
 from hf_domino.evaluation.benchmark.measure import Bench
 from hf_domino.evaluation.benchmark.methods import choose_methods
 from hf_domino.evaluation.benchmark.options import ALL, FREE, BenchOptions, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, plain_label
-from hf_domino.evaluation.benchmark.rows import Row, finished, measured, origin_of, to_lines
+from hf_domino.evaluation.benchmark.rows import finished, settings_of
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
+from hf_domino.evaluation.results import Result, append_results, measured, to_lines
 from hf_domino.pair import NO_DRAFTER, RECYCLING, choose_dtype, load_pair, prompts_for
 
 EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of plain generation
 
 
-def benchmark(options: BenchOptions) -> list[Row]:
+def benchmark(options: BenchOptions) -> list[Result]:
     """Measure the methods that the options ask for, and return a result for each batch of prompts, method and mode.
 
     Results are written one batch at a time. Results of the same run that the file already has are kept.
@@ -57,12 +59,13 @@ def benchmark(options: BenchOptions) -> list[Row]:
     size = options.batch_size
     batches = [prompts[start : start + size] for start in range(0, len(prompts), size)]
     bench = Bench(pair, methods, options)
-    origin = origin_of(options, pair, methods) | {"prompts": whose}
+    settings = settings_of(options, pair, methods) | {"prompts": whose}
+    made = provenance(options.device)
     todo = {(mode, index): batch for mode in bench.modes for index, batch in enumerate(batches)}
     kept = []
     if not options.overwrite:
-        kept = finished(options.results, origin, todo, options.temperature)
-    rows = [{"method": method, "skipped": reason} | origin for method, reason in skipped.items()] + kept
+        kept = finished(options.results, settings, made, todo, options.temperature)
+    rows = [Result(method, settings, {"skipped": reason}, made) for method, reason in skipped.items()] + kept
     write_atomic(options.results, to_lines(rows))
     for done in {(row["mode"], row["prompt"]) for row in kept}:
         del todo[done]
@@ -71,14 +74,16 @@ def benchmark(options: BenchOptions) -> list[Row]:
     if todo:
         bench.warm_up(batches[0])
     for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
-        found = [row | origin for row in bench.measure(mode, index, batch)]
+        found = [
+            replace(result, settings={**result.settings, **settings}, provenance=made)
+            for result in bench.measure(mode, index, batch)
+        ]
         rows += found
-        with options.results.open("a", encoding="utf-8") as file:
-            file.write(to_lines(found))
+        append_results(options.results, found)
     return rows
 
 
-def report_differences(rows: Sequence[Row]) -> bool:
+def report_differences(rows: Sequence[Result]) -> bool:
     """Print which outputs differ from those of plain generation; return whether one in fp32 differs without a tie."""
     different = [row for row in measured(rows) if row["equals_plain"] is False]
     wrong = [row for row in different if row["mode"] == "greedy" or keeps_seed(row["method"])]

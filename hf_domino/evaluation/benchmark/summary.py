@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PEAK_MEMORY
-from hf_domino.evaluation.benchmark.rows import Row
 from hf_domino.evaluation.check.estimate import estimate_mean
+from hf_domino.evaluation.results import Result
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Summary:
     peak_memory: float | None = None  # largest of all prompts, in bytes
 
 
-def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
+def summarize(rows: Sequence[Result], method: str, mode: str) -> Summary:
     """Summarize one method in one mode."""
     chosen, plain = (rows_of(rows, name, mode) for name in (method, BASELINE))
     if not chosen or not plain:
@@ -59,42 +59,42 @@ def summarize(rows: Sequence[Row], method: str, mode: str) -> Summary:
     )
 
 
-def _over(rows: Sequence[Row], field: str, summary: Callable[[list[float]], float]) -> float | None:
+def _over(rows: Sequence[Result], field: str, summary: Callable[[list[float]], float]) -> float | None:
     values = [row[field] for row in rows if field in row]
     if values:
         return summary(values)
     return None
 
 
-def speed_ups_of(rows: Sequence[Row], method: str, other: str, mode: str) -> list[float]:
+def speed_ups_of(rows: Sequence[Result], method: str, other: str, mode: str) -> list[float]:
     """Return the speed-up of one method over another for each prompt with which both were measured."""
     speeds = [{row["prompt"]: row["tokens_per_second"] for row in rows_of(rows, one, mode)} for one in (method, other)]
     return [speeds[0][prompt] / speeds[1][prompt] for prompt in sorted(speeds[0].keys() & speeds[1].keys())]
 
 
-def speed_ratio(rows: Sequence[Row], method: str, other: str, mode: str) -> tuple[float, float, float]:
+def speed_ratio(rows: Sequence[Result], method: str, other: str, mode: str) -> tuple[float, float, float]:
     """Return the geometric mean of one method's speed-up over another on the same prompts, and its 95 % interval."""
     mean = estimate_mean([[math.log(ratio)] for ratio in speed_ups_of(rows, method, other, mode)])
     return math.exp(mean), math.exp(mean.low), math.exp(mean.high)
 
 
-def count_equal(rows: Iterable[Row]) -> int:
+def count_equal(rows: Iterable[Result]) -> int:
     """Count the results whose tokens equal those of plain generation."""
     return sum(bool(row["equals_plain"]) for row in rows)
 
 
-def are_ties(row: Row) -> bool:
+def are_ties(row: Result) -> bool:
     """Return whether all divergent texts of a result diverge at a tie, where rounding decides between two tokens."""
-    divergences = row.get("partings") or ()
+    divergences = row.get("divergences") or ()
     return bool(divergences) and all(at["margin"] is not None and at["margin"] <= at["tie"] for at in divergences)
 
 
-def rows_of(rows: Iterable[Row], method: str, mode: str) -> list[Row]:
+def rows_of(rows: Iterable[Result], method: str, mode: str) -> list[Result]:
     """Return the results of one method in one mode."""
     return [row for row in rows if row["method"] == method and row.get("mode") == mode]
 
 
-def _means(rows: Iterable[Row], field: str, weight: str) -> dict[Any, float]:
+def _means(rows: Iterable[Result], field: str, weight: str) -> dict[Any, float]:
     """Return the mean over rounds of each entry of a field (a single number is entry 0); empty without rounds."""
     counted = [row for row in rows if row[weight] and row[field]]
     sums: dict[Any, float] = {}

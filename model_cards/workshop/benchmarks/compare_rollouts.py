@@ -22,7 +22,6 @@ Shapes: K block size, P proposals (P = K), H hidden size, G width of the prefix 
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from hf_domino.decoding.branches import Branches
 from hf_domino.decoding.drafting import ContextSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
+from hf_domino.evaluation.results import Result, to_lines
 from hf_domino.methods.scorer import Drafted
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.targets.view import TargetModel
@@ -185,8 +185,8 @@ class Ours:
 
 
 @torch.no_grad()
-def compare(drafter: DominoDraftModel, head: Head, blocks: list[Block]) -> list[dict[str, Any]]:
-    """Time all schemes block by block, one after the other; returns a row for each."""
+def compare(drafter: DominoDraftModel, head: Head, blocks: list[Block]) -> dict[str, dict[str, Any]]:
+    """Time all schemes block by block, one after the other; returns the figures of each."""
     schemes: dict[str, Callable[..., torch.Tensor]] = {
         "whole_block": whole_block,
         "stepwise": stepwise,
@@ -204,9 +204,8 @@ def compare(drafter: DominoDraftModel, head: Head, blocks: list[Block]) -> list[
             chosen[name] = scheme(drafter, head, block)
             seconds[name] += time.perf_counter() - start
             num_equal[name] += int(torch.equal(chosen[name], chosen["whole_block"]))
-    return [
-        {
-            "scheme": name,
+    return {
+        name: {
             "ms_per_block": 1e3 * seconds[name] / len(blocks),
             "speed_up_over_whole_block": seconds["whole_block"] / seconds[name],
             "speed_up_over_stepwise": seconds["stepwise"] / seconds[name],
@@ -214,7 +213,7 @@ def compare(drafter: DominoDraftModel, head: Head, blocks: list[Block]) -> list[
             "extra_bytes": scheme.scorer.num_bytes if isinstance(scheme, Ours) else 0,
         }
         for name, scheme in schemes.items()
-    ]
+    }
 
 
 def main() -> None:
@@ -234,13 +233,13 @@ def main() -> None:
     for dtype in options.dtypes:
         torch.manual_seed(options.seed)
         wide = getattr(torch, dtype)
-        origin = shape | {"blocks": len(recorded), "draft_pool_size": DEFAULT_POOL, "seed": options.seed} | provenance()
+        settings = {"dtype": dtype, "blocks": len(recorded), "draft_pool_size": DEFAULT_POOL, "seed": options.seed}
         blocks = [widen(block, config, wide) for block in recorded]
-        for row in compare(*build_head(pair, config, wide), blocks):
-            print(json.dumps({"dtype": dtype} | row))
-            rows.append({"dtype": dtype} | row | origin)
+        for scheme, figures in compare(*build_head(pair, config, wide), blocks).items():
+            rows.append(Result(scheme, settings | shape, figures, provenance()))
+            print(rows[-1].to_line(), end="")
     if options.results:
-        options.results.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        options.results.write_text(to_lines(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from hf_domino import DominoDraftModel, timed_phases
 from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.provenance import provenance
-from hf_domino.evaluation.benchmark.rows import Row, to_lines
+from hf_domino.evaluation.results import Result, to_lines
 
 DOCUMENTATION = Path(__file__).parents[3] / "docs"
 QUESTION = "Explain in your own words what this part of a manual says:\n\n{}"
@@ -39,10 +39,11 @@ def prompts_of(tokenizer: Any, length: int, count: int) -> Iterator[torch.Tensor
 
 def measure(options: argparse.Namespace, target: PreTrainedModel, tokenizer: Any, drafter: DominoDraftModel) -> list:
     """Measure every length and window: a row for each prompt."""
-    origin = {"target": Path(options.target).name, "drafter": Path(options.drafter).name} | provenance()
+    names = {"target": Path(options.target).name, "drafter": Path(options.drafter).name}
+    made = provenance()
     written = {"do_sample": False, "max_new_tokens": options.max_new_tokens}
     views = {window: drafter.view(draft_length="full", draft_window_size=window) for window in (None, options.window)}
-    rows: list[Row] = []
+    rows: list[Result] = []
     for length in tqdm(options.contexts, desc="contexts", unit="length"):
         for prompt, ids in enumerate(prompts_of(tokenizer, length, options.num_prompts)):
             plain = target.generate(ids, **written)
@@ -59,26 +60,21 @@ def measure(options: argparse.Namespace, target: PreTrainedModel, tokenizer: Any
                     text = target.generate(ids, assistant_model=view, **written)
                 stats = view.stats
                 assert stats.phases is not None
-                rows.append(
-                    {
-                        "context": length,
-                        "prompt": prompt,
-                        "prompt_tokens": ids.shape[1],
-                        "window": window,
-                        "acceptance_length": round(stats.acceptance_length, 4),
-                        "num_rounds": stats.num_rounds,
-                        "draft_ms": round(1000 * stats.phases["draft"] / stats.num_rounds, 3),
-                        "context_bytes": sum(context.num_bytes for context in contexts),
-                        "equals_plain": torch.equal(text, plain),
-                    }
-                    | origin
-                )
+                about = {"context": length, "prompt": prompt, "prompt_tokens": ids.shape[1], "window": window}
+                figures = {
+                    "acceptance_length": round(stats.acceptance_length, 4),
+                    "num_rounds": stats.num_rounds,
+                    "draft_ms": round(1000 * stats.phases["draft"] / stats.num_rounds, 3),
+                    "context_bytes": sum(context.num_bytes for context in contexts),
+                    "equals_plain": torch.equal(text, plain),
+                }
+                rows.append(Result("domino", names | about, figures, made))
         if options.results is not None:  # the longest take a while
             write_atomic(options.results, to_lines(rows))
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Result]) -> str:
     """Render the means of a run, a line for each length."""
     lines = [f"{'context':>8}{'acceptance, all':>18}{'window':>10}{'ms a draft, all':>18}{'window':>10}{'equal':>8}"]
     for length in sorted({row["context"] for row in rows}):

@@ -13,13 +13,11 @@ one answer.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import re
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
@@ -31,6 +29,7 @@ from hf_domino.decoding.policy import LOOKUP
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
 from hf_domino.decoding.round import Outcome, Plan
+from hf_domino.evaluation.results import Result, to_lines
 from hf_domino.pair import BUNDLED
 
 TOKENIZER = Path(__file__).parents[2] / BUNDLED
@@ -90,13 +89,14 @@ def answer(prompt: Sequence[int], text: Sequence[int], lookup: PromptLookup) -> 
     return {"new_tokens": len(text) - 1, "rounds": num_rounds, "proposed": num_proposed}
 
 
-def run(module: str, seed: int, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
+def run(module: str, seed: int, tokenizer: PreTrainedTokenizerBase) -> list[Result]:
     """Measure the loop over one module with each memory."""
     source = Path(sysconfig.get_paths()["stdlib"], f"{module}.py").read_text(encoding="utf-8")
     code = "\n".join(source.split("\n")[:NUM_LINES])
     turns = [[tokenizer(text).input_ids for text in turn] for turn in loop(code, seed)]
     others = [tokenizer(f"{prompt}{text}").input_ids for prompt, text in loop(code, seed + OTHER_LOOP)]
     rows = []
+    made = provenance()
     for limit in LIMITS:
         warm = LookupMemory()
         for tokens in others:
@@ -105,8 +105,9 @@ def run(module: str, seed: int, tokenizer: PreTrainedTokenizerBase) -> list[dict
             for number, (prompt, text) in enumerate(turns):
                 lookup = PromptLookup(limit, len(tokenizer), memory=memory, max_length=len(prompt) + len(text))
                 counts = answer(prompt, text, lookup)
-                about = {"module": module, "change": number, "method": method, "limit": limit}
-                rows.append(about | {"prompt_tokens": len(prompt)} | counts)
+                about = {"module": module, "change": number, "limit": limit, "prompt_tokens": len(prompt)}
+                about |= {"tokenizer": TOKENIZER.name, "seed": seed}
+                rows.append(Result(method, about, counts, made))
     return rows
 
 
@@ -118,8 +119,7 @@ def main() -> None:
     options = parser.parse_args()
     tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
     rows = [row for module in MODULES for row in run(module, options.seed, tokenizer)]
-    origin = {"tokenizer": TOKENIZER.name, "seed": options.seed} | provenance()
-    options.rows.write_text("".join(json.dumps(row | origin) + "\n" for row in rows), encoding="utf-8")
+    options.rows.write_text(to_lines(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

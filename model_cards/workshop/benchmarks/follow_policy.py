@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import argparse
 import copy
-import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from hf_domino._common.provenance import provenance
+from hf_domino.evaluation.results import Result, append_results, read_results
 from hf_domino.pair import Pair, load_pair, read_prompts
 from hf_domino.trl import DraftedRollouts
 
@@ -65,13 +66,13 @@ class Recorder(TrainerCallback):
     """Appends a row for each step that has none yet; it comes after the callback that drafts.
 
     Args:
-        origin (`dict[str, Any]`): Fields of every row.
+        origin (`Result`): What all rows say, without figures.
         rollouts (`TimedRollouts`, *optional*): The callback that drafts.
         file (`Path`): The rows.
         num_written (`int`): Steps that have a row.
     """
 
-    def __init__(self, origin: dict[str, Any], rollouts: TimedRollouts | None, file: Path, num_written: int):
+    def __init__(self, origin: Result, rollouts: TimedRollouts | None, file: Path, num_written: int):
         self.origin = origin
         self.rollouts = rollouts
         self.file = file
@@ -86,12 +87,12 @@ class Recorder(TrainerCallback):
         """Write the row of a step."""
         if "loss" not in logs or state.global_step <= self.num_written:
             return
-        row = {"step": state.global_step, "cpu_seconds": time.process_time() - self.start}
+        figures = {"cpu_seconds": time.process_time() - self.start}
         if self.rollouts is not None:
-            row["update_cpu_seconds"] = self.rollouts.update_cpu_seconds
-        row |= {key: logs[key] for key in logs if key in FIGURES or key.startswith("rollout/")}
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row | self.origin) + "\n")
+            figures["update_cpu_seconds"] = self.rollouts.update_cpu_seconds
+        figures |= {key: logs[key] for key in logs if key in FIGURES or key.startswith("rollout/")}
+        settings = {"step": state.global_step, **self.origin.settings}
+        append_results(self.file, [replace(self.origin, settings=settings, figures=figures)])
 
 
 def train(pair: Pair, name: str, options: argparse.Namespace, folder: Path) -> None:
@@ -101,8 +102,7 @@ def train(pair: Pair, name: str, options: argparse.Namespace, folder: Path) -> N
 
     num_written = 0
     if options.rows.exists():
-        written = map(json.loads, options.rows.read_text(encoding="utf-8").splitlines())
-        num_written = max((row["step"] for row in written if row["run"] == name), default=0)
+        num_written = max((row["step"] for row in read_results(options.rows) if row.method == name), default=0)
     if num_written >= options.steps:
         return
     set_seed(options.seed)
@@ -116,8 +116,9 @@ def train(pair: Pair, name: str, options: argparse.Namespace, folder: Path) -> N
         drafter = copy.deepcopy(pair.drafter)
         drafter.config.draft_length = "full"
         rollouts = TimedRollouts(drafter, **chosen)
-    origin = {"run": name, "options": chosen, "pair": pair.name, "max_new_tokens": options.max_new_tokens}
-    origin |= {"learning_rate": options.learning_rate, "seed": options.seed, "trl": trl_version} | provenance()
+    settings = {"options": chosen, "target": pair.name, "max_new_tokens": options.max_new_tokens}
+    settings |= {"learning_rate": options.learning_rate, "seed": options.seed}
+    origin = Result(name, settings, provenance=provenance() | {"trl": trl_version})
     recorder = Recorder(origin, rollouts, options.rows, num_written)
     arguments = GRPOConfig(
         str(folder), max_steps=options.steps, learning_rate=options.learning_rate, num_generations=8,

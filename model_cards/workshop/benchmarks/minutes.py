@@ -11,7 +11,6 @@ text, over which rounds are simulated.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,14 +27,15 @@ from hf_domino._common.run_record import Run
 from hf_domino.cli.main import main as hf_domino
 from hf_domino.data.rows import load_rows
 from hf_domino.evaluation.check.estimate import estimate_mean
+from hf_domino.evaluation.results import Result, append_results
 from hf_domino.training.evidence.acceptance import simulate_acceptance
 
 TARGET = Path(__file__).parents[2] / "pycoder-13m"
 METHODS = ("domino", "dflash", "dspark", "eagle3")
 
 
-def train(options: argparse.Namespace, flags: Sequence[str], folder: str) -> dict[str, Any]:
-    """Train a drafter into a folder, and return what its row says of the training."""
+def train(options: argparse.Namespace, flags: Sequence[str], folder: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Train a drafter into a folder, and return settings and figures of the training."""
     given = {"target": options.target, "train_file": options.train_file, "output_dir": folder, "seed": options.seed}
     usual = {"save_strategy": "no", "report_to": "none", "disable_tqdm": "true", "use_cpu": "true"}
     fields = [part for name, value in (given | usual).items() for part in (f"--{name}", str(value))]
@@ -47,12 +47,11 @@ def train(options: argparse.Namespace, flags: Sequence[str], folder: str) -> dic
     run = Run.load(folder)
     assert run is not None
     recorded = ("minutes", "muon_learning_rate", "learning_rate", "num_anchors", "seed")
-    return {name: run.arguments[name] for name in recorded} | {
-        "steps": run.steps,
+    settings = {name: run.arguments[name] for name in recorded} | {
         "rows": run.arguments["per_device_train_batch_size"],
-        "cpu_seconds": round(spent, 1),
         "flags": " ".join(flags),
     }
+    return settings, {"steps": run.steps, "cpu_seconds": round(spent, 1)}
 
 
 def measure(options: argparse.Namespace, folder: str) -> dict[str, Any]:
@@ -95,12 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
             if rate is not None:
                 flags += ["--muon-learning-rate", rate]
             with TemporaryDirectory() as folder:
-                row = {"target": Path(options.target).name, "method": method} | train(options, flags, folder)
-                row |= measure(options, folder) | provenance()
-            print(json.dumps(row), flush=True)
+                settings, figures = train(options, flags, folder)
+                settings["target"] = Path(options.target).name
+                result = Result(method, settings, figures | measure(options, folder), provenance())
+            print(result.to_line(), end="", flush=True)
             if options.results is not None:
-                with options.results.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
+                append_results(options.results, [result])
 
 
 if __name__ == "__main__":

@@ -20,10 +20,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -41,8 +41,8 @@ from hf_domino.configuration.from_target import eos_ids_of
 from hf_domino.data.prompts import encode_prompt
 from hf_domino.data.writers import cut_at_end
 from hf_domino.evaluation.benchmark.prompts import inputs_of
-from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.timing import generate_timed
+from hf_domino.evaluation.results import Result, append_results, read_results
 from hf_domino.pair import Pair, load_pair, prompts_for
 
 STATIC = {"cache_implementation": "static"}
@@ -82,8 +82,8 @@ def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Na
     size = options.batch_size
     encoded = [inputs_of(pair, prompts[start : start + size]) for start in range(0, len(prompts), size)]
     fields = ("max_new_tokens", "dtype", "seed", "batch_size")
-    origin = {name: getattr(options, name) for name in fields} | {"target": pair.name, "drafter": pair.drafter_name}
-    origin |= provenance(options.device)
+    settings = {name: getattr(options, name) for name in fields} | {"target": pair.name, "drafter": pair.drafter_name}
+    made = provenance(options.device)
     turns = contextlib.nullcontext() if options.turns is None else FileLock(options.turns)
     broken: set[str] = set()
     start = time.perf_counter()
@@ -97,16 +97,18 @@ def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Na
     for index, inputs in enumerate(tqdm(encoded, "prompts")):
         with turns:
             rows = _measure_batch(pair, methods, broken, inputs, options)
-        with options.results.open("a", encoding="utf-8") as file:
-            file.write(to_lines([{"prompt": index} | row | origin for row in rows]))
+        append_results(
+            options.results,
+            [replace(row, settings={"prompt": index, **row.settings, **settings}, provenance=made) for row in rows],
+        )
         if time.perf_counter() - start > options.seconds:
             break
 
 
 def _measure_batch(
     pair: Pair, methods: dict[str, dict[str, Any]], broken: set[str], inputs: Any, options: argparse.Namespace
-) -> list[Row]:
-    """Rows of every method that works, greedy and sampled, for one batch."""
+) -> list[Result]:
+    """Results of every method that works, greedy and sampled, for one batch."""
     for method, arguments in methods.items():
         if method not in broken:
             _run(pair, inputs, arguments | {"max_new_tokens": FEW_TOKENS}, "greedy", options)
@@ -117,15 +119,16 @@ def _measure_batch(
             found = None if method in broken else _run(pair, inputs, arguments, mode, options)
             if found is None:
                 continue
-            row, text = found
+            figures, text = found
             expected = text if expected is None else expected
-            rows.append({"method": method, "mode": mode, "equals_plain": torch.equal(text, expected)} | row)
+            about = {"mode": mode, "temperature": options.temperature if mode != "greedy" else 0.0}
+            rows.append(Result(method, about, {"equals_plain": torch.equal(text, expected)} | figures))
     return rows
 
 
 def _run(
     pair: Pair, inputs: Any, arguments: dict[str, Any], mode: str, options: argparse.Namespace
-) -> tuple[Row, torch.Tensor] | None:
+) -> tuple[dict[str, Any], torch.Tensor] | None:
     """One text, timed; None where the method fails, which is said."""
     how = {"do_sample": True, "temperature": options.temperature, "top_k": 0} if mode != "greedy" else {}
     call = {"do_sample": False, "max_new_tokens": options.max_new_tokens} | how | arguments
@@ -141,10 +144,10 @@ def _run(
         print(f"{call}: {type(error).__name__}: {error}", file=sys.stderr)
         return None
     count = num_written(text, pair.target.generation_config)
-    row: Row = {"new_tokens": count, "seconds": seconds, "temperature": how.get("temperature", 0.0)}
+    figures: dict[str, Any] = {"new_tokens": count, "seconds": seconds, "tokens_per_second": count / seconds}
     if drafter is not None:
-        row |= {"num_rounds": drafter.stats.num_rounds, "tokens_per_forward": drafter.stats.tokens_per_forward}
-    return row, text
+        figures |= {"num_rounds": drafter.stats.num_rounds, "tokens_per_forward": drafter.stats.tokens_per_forward}
+    return figures, text
 
 
 @contextlib.contextmanager
@@ -169,14 +172,14 @@ def num_written(text: torch.Tensor, generation_config: GenerationConfig) -> int:
     return sum(len(cut_at_end(ids, ends).ids) for ids in text.tolist())
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Result]) -> str:
     """Rows for a terminal: tokens a second, and geometric means over plain generation and over its static form."""
     lines = []
     for mode in MODES:
         lines.append(f"{mode:<32}{'tokens/s':>9}{'over plain':>12}{'static plain':>14}{'a round':>9}{'equal':>10}")
         speeds = {
-            method: {row["prompt"]: row["new_tokens"] / row["seconds"] for row in rows if _is(row, method, mode)}
-            for method in dict.fromkeys(row["method"] for row in rows)
+            method: {row["prompt"]: row["tokens_per_second"] for row in rows if _is(row, method, mode)}
+            for method in dict.fromkeys(row.method for row in rows)
         }
         for method, speed in speeds.items():
             of_method = [row for row in rows if _is(row, method, mode)]
@@ -194,8 +197,8 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def _is(row: Row, method: str, mode: str) -> bool:
-    return row["method"] == method and row["mode"] == mode
+def _is(row: Result, method: str, mode: str) -> bool:
+    return row.method == method and row["mode"] == mode
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -228,7 +231,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options.results.write_text("")
     methods = {name: how for name, how in methods_of(pair).items() if name not in options.without}
     measure(pair, methods, options)
-    print(table([json.loads(line) for line in options.results.read_text().splitlines()]))
+    print(table(read_results(options.results)))
     return 0
 
 

@@ -36,8 +36,8 @@ from hf_domino._common.provenance import provenance
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.decoding.static.graphs import without_graphs
 from hf_domino.decoding.static.workspace import release_workspaces
-from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.timing import timed
+from hf_domino.evaluation.results import Result, to_lines
 from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import RECYCLING
 
@@ -69,7 +69,7 @@ FEW_ROUNDS = 4  # of the text that is subtracted
 COPY_BYTES = 2**30
 
 
-def measure_rounds(options: argparse.Namespace) -> list[Row]:
+def measure_rounds(options: argparse.Namespace) -> list[Result]:
     """Measure all methods in turn; one row each, with its floor and where it comes from.
 
     Args:
@@ -94,35 +94,34 @@ def measure_rounds(options: argparse.Namespace) -> list[Row]:
                 times[method].append(time_per_round)
         bandwidth = copy_bandwidth(device)
     release_workspaces()
-    fields = ("shapes", "drafter", "context", "rounds", "tree_size", "dtype", "seed", "batch_size")
-    origin = {name: getattr(options, name) for name in fields} | provenance(options.device)
+    fields = ("shapes", "drafter", "context", "rounds", "tree_size", "dtype", "seed", "batch_size", "repeats")
+    settings = {name: getattr(options, name) for name in fields}
+    made = provenance(options.device)
     rows = []
     for method, elapsed in times.items():
         num_bytes = weight_bytes(target)
         if method not in TARGET_ALONE and not drafter.config.learns_while_drafting:  # of a table, it reads a few rows
             num_bytes += weight_bytes(drafter) + target.get_output_embeddings().weight.nbytes
-        row: Row = {
-            "method": method,
+        figures = {
             "ms": statistics.median(elapsed),
             "ms_least": min(elapsed),
             "ms_most": max(elapsed),
-            "repeats": len(elapsed),
             "first_s": first[method],
             "floor_ms": 1e3 * num_bytes / bandwidth,
             "bytes": num_bytes,
             "bandwidth": bandwidth,
             "is_equal": torch.equal(texts[method], texts.get(LAUNCHED, texts[methods[0]])),
         }
-        rows.append(row | origin)
+        rows.append(Result(method, settings, figures, made))
     return rows
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Result]) -> str:
     """Rows for a terminal."""
     lines = [f"{'ms a round':<24}{'median':>9}{'least':>9}{'most':>9}{'floor':>9}{'over floor':>12}"]
     for row in rows:
         times = "".join(f"{row[name]:>9.3f}" for name in ("ms", "ms_least", "ms_most", "floor_ms"))
-        lines.append(f"{row['method']:<24}{times}{row['ms'] / row['floor_ms']:>11.2f}x")
+        lines.append(f"{row.method:<24}{times}{row['ms'] / row['floor_ms']:>11.2f}x")
     lines.append("floor: bytes of the weights that a round reads over the bandwidth of a copy on this device")
     return "\n".join(lines)
 

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import json
 import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 
 import domino_kernels
 from domino_kernels.dispatch import has_triton
+
+if TYPE_CHECKING:
+    from hf_domino.evaluation.results import Result
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported, for --dry-run
@@ -155,18 +157,25 @@ def run(kernel: str, cases: Sequence[Case], options: argparse.Namespace) -> None
         cases (`Sequence[Case]`): What to time.
         options (`argparse.Namespace`): Flags of [`parse`].
     """
+    from hf_domino.evaluation.results import append_results  # imports Triton
+
     rows = list(_measure(kernel, cases, options))
     print(f"| {kernel} | implementation | median ms | p90 ms | GB/s |\n|---|---|---:|---:|---:|")
     for row in rows:
         times = " | ".join(f"{row[field]:.4f}" for field in ("median_ms", "p90_ms"))
-        print(f"| {row['case']} | {row['implementation']} | {times} | {row['gigabytes_per_second']:.0f} |")
+        print(f"| {row['case']} | {row.method} | {times} | {row['gigabytes_per_second']:.0f} |")
     if options.results:
-        with options.results.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+        append_results(options.results, rows)
 
 
-def _measure(kernel: str, cases: Sequence[Case], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    origin = _origin(options)
+def _measure(kernel: str, cases: Sequence[Case], options: argparse.Namespace) -> Iterator[Result]:
+    from hf_domino._common.provenance import provenance
+    from hf_domino.evaluation.results import Result
+
+    settings = {name: getattr(options, name) for name in ("batch_size", "dtype", "repeats", "seed", "dry_run")}
+    settings |= {"kernel": kernel, **asdict(TINY if options.dry_run else Sizes())}
+    triton = importlib.metadata.version("triton") if has_triton() else None
+    made = provenance(options.device) | {"triton": triton}
     for case in cases:
         for implementation in ["reference", "triton"] if has_triton() else ["reference"]:
             with domino_kernels.use_backend(implementation), torch.inference_mode():
@@ -174,16 +183,13 @@ def _measure(kernel: str, cases: Sequence[Case], options: argparse.Namespace) ->
             with domino_kernels.use_backend("reference"), torch.inference_mode():
                 case.check(outputs)
             median = statistics.median(milliseconds)
-            yield {
-                "kernel": kernel,
-                "case": case.name,
-                "implementation": implementation,
+            figures = {
                 "median_ms": median,
                 "p90_ms": sorted(milliseconds)[int(0.9 * (len(milliseconds) - 1))],
                 "bytes_read": case.bytes_read,
                 "gigabytes_per_second": case.bytes_read / median / 1e6,
-                **origin,
             }
+            yield Result(implementation, {"case": case.name} | settings, figures, made)
 
 
 def _timed(function: Callable[[], Outputs], options: argparse.Namespace) -> tuple[Outputs, list[float]]:
@@ -206,19 +212,3 @@ def _timed(function: Callable[[], Outputs], options: argparse.Namespace) -> tupl
         after.record()
     torch.cuda.synchronize()
     return tuple(output.clone() for output in outputs), [before.elapsed_time(after) for before, after in events]
-
-
-def _origin(options: argparse.Namespace) -> dict[str, Any]:
-    """Sizes, machine, versions, commit, seed and date of all rows."""
-    from hf_domino._common.provenance import provenance  # imports Triton
-
-    return {
-        "batch_size": options.batch_size,
-        **asdict(TINY if options.dry_run else Sizes()),
-        "dtype": options.dtype,
-        "repeats": options.repeats,
-        "seed": options.seed,
-        "dry_run": options.dry_run,
-        **provenance(options.device),
-        "triton": importlib.metadata.version("triton") if has_triton() else None,
-    }

@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tqdm.auto import tqdm
@@ -24,8 +23,8 @@ from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
-from hf_domino.evaluation.benchmark.rows import Row, to_lines
 from hf_domino.evaluation.benchmark.timing import timed
+from hf_domino.evaluation.results import Result, to_lines
 from hf_domino.targets.attention import unrepeated_keys
 
 SHAPES = {
@@ -44,7 +43,7 @@ METHODS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1}
 
 
-def measure(options: argparse.Namespace) -> list[Row]:
+def measure(options: argparse.Namespace) -> list[Result]:
     """Measure every dtype and context; two rows each.
 
     Args:
@@ -52,7 +51,8 @@ def measure(options: argparse.Namespace) -> list[Row]:
     """
     rows = []
     sizes = SHAPES[options.shapes]
-    origin = {"shapes": options.shapes, "width": options.width, "seed": options.seed} | provenance()
+    fixed = {"shapes": options.shapes, "width": options.width, "seed": options.seed, "repeats": options.repeats}
+    made = provenance()
     for dtype in options.dtypes:
         torch.manual_seed(options.seed)
         tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
@@ -63,17 +63,9 @@ def measure(options: argparse.Namespace) -> list[Row]:
             repeated = statistics.median(times[REPEATED])
             for method, elapsed in times.items():
                 median = statistics.median(elapsed)
-                row: Row = {
-                    "method": method,
-                    "dtype": dtype,
-                    "context": context,
-                    "ms": median,
-                    "ms_least": min(elapsed),
-                    "ms_most": max(elapsed),
-                    "repeats": len(elapsed),
-                    "times_faster": repeated / median,
-                }
-                rows.append(row | origin)
+                settings = {"dtype": dtype, "context": context} | fixed
+                spread = {"ms": median, "ms_least": min(elapsed), "ms_most": max(elapsed)}
+                rows.append(Result(method, settings, spread | {"times_faster": repeated / median}, made))
     return rows
 
 
@@ -107,12 +99,12 @@ def forward_times(
     return times
 
 
-def table(rows: Sequence[dict[str, Any]]) -> str:
+def table(rows: Sequence[Result]) -> str:
     """Rows for a terminal."""
     lines = [f"{'dtype':<10}{'context':>8}  {'':<18}{'ms':>9}{'least':>9}{'most':>9}{'faster':>9}"]
     for row in rows:
         times = "".join(f"{row[name]:>9.1f}" for name in ("ms", "ms_least", "ms_most"))
-        lines.append(f"{row['dtype']:<10}{row['context']:>8}  {row['method']:<18}{times}{row['times_faster']:>8.2f}x")
+        lines.append(f"{row['dtype']:<10}{row['context']:>8}  {row.method:<18}{times}{row['times_faster']:>8.2f}x")
     return "\n".join(lines)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import resource
 import subprocess
@@ -11,6 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from hf_domino._common.provenance import provenance
+from hf_domino.evaluation.results import Result, append_results
 
 # glibc takes large pieces of memory in huge pages, and keeps them: without, a training step had 25 times the page
 # faults and took a third longer on two cores. Other systems do not look at these variables.
@@ -54,9 +54,7 @@ def run_stages(stages: Mapping[str, Callable[[], Path]], last: str | None = None
         finally:  # what was broken off took time, too
             minutes = round((_cpu_seconds() - before) / 60, 2)
             if record is not None and minutes:
-                record.parent.mkdir(parents=True, exist_ok=True)
-                with record.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"stage": name, "cpu_minutes": minutes} | provenance()) + "\n")
+                append_results(record, [Result(name, figures={"cpu_minutes": minutes}, provenance=provenance())])
         print(f"[{name}] {result}, after {minutes} CPU-minutes", flush=True)
         if name == last:
             break

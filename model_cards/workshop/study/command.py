@@ -37,20 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run `python model_cards/workshop study`; returns 1 where a run failed."""
+    from hf_domino.evaluation.results import read_results
     from study.page import listing
     from study.plan import STUDY_FILE, load_study
-    from study.rows import of_budget, read_rows
+    from study.rows import of_budget
 
     study, budget = load_study(options.study or STUDY_FILE), options.budget or "default"
     if options.figures:
         from figures import write_figures
         from study.figures import make_figures
 
-        rows = of_budget(read_rows(options.results), options.budget)
+        rows = of_budget(read_results(options.results), options.budget)
         print(*write_figures(make_figures(study, rows), options.figures), sep="\n")
         return 0
     if options.list:
-        done = read_rows(options.results) if options.results.exists() else []
+        done = read_results(options.results) if options.results.exists() else []
         print(listing(study, budget, [row for row in done if row["budget"] == budget]))
         return 0
     from hf_domino._common.errors import invalid_argument

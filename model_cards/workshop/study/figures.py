@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from matplotlib.transforms import Bbox
 
 from figures import FAINT, INK, WIDTH, draw
+from hf_domino.evaluation.results import Result
 from study.plan import BASE, Study
-from study.rows import Row
 from study.summary import Summary, conditional_rates, summarize
 
 BETTER, WORSE, SAME, REFERENCE = "#2f8a45", "#c0483c", "#6e7781", "#3b74b8"
@@ -28,7 +28,7 @@ LABEL_DISTANCES, LABEL_ANGLES = range(6, 150, 6), 24  # points from a mark to it
 OBSTACLE, BESIDE = 3, 6  # half a mark's width in points; beyond that distance a line leads from a name to its mark
 
 
-def make_figures(study: Study, rows: Sequence[Row]) -> dict[str, Any]:
+def make_figures(study: Study, rows: Sequence[Result]) -> dict[str, Any]:
     """Draw every figure that the rows have the data for.
 
     Returns:
@@ -58,7 +58,7 @@ def _figure(height: float, columns: int = 1) -> tuple[Any, Any]:
     return figure, figure.subplots(1, columns, squeeze=False)[0]
 
 
-def _draw_variants(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
+def _draw_variants(summaries: Sequence[Summary], rows: Sequence[Result]) -> Any:
     """A line a variant: runs as dots, their mean as a bar, and in grey what it is compared with, as wide as chance."""
     figure, (axes,) = _figure(1.2 + 0.34 * len(summaries))
     means = {summary.variant: summary.acceptance_length for summary in summaries}
@@ -68,7 +68,7 @@ def _draw_variants(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
             middle = means[difference.against]
             axes.barh(place, 2 * difference.error, left=middle - difference.error, height=0.7, color=FAINT, alpha=0.6)
             axes.plot([middle, middle], [place - 0.35, place + 0.35], color=SAME, linewidth=0.8)
-        lengths = [row["acceptance_length"] for row in rows if row["variant"] == summary.variant]
+        lengths = [row["acceptance_length"] for row in rows if row.method == summary.variant]
         axes.plot(lengths, [place] * len(lengths), "o", color=colour, markersize=4.5, alpha=0.65, markeredgewidth=0)
         axes.plot([means[summary.variant]] * 2, [place - 0.3, place + 0.3], color=colour, linewidth=2.4)
     axes.set_yticks(range(len(summaries)), [summary.variant for summary in summaries])
@@ -79,7 +79,7 @@ def _draw_variants(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
     return figure
 
 
-def _draw_positions(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
+def _draw_positions(summaries: Sequence[Summary], rows: Sequence[Result]) -> Any:
     """Acceptance by position of the variants with several seeds, of all rounds and of those that came so far."""
     core = [summary for summary in summaries if len(summary.seeds) > 1] or list(summaries)
     figure, panels = _figure(4.4, columns=2)
@@ -99,9 +99,9 @@ def _draw_positions(summaries: Sequence[Summary], rows: Sequence[Row]) -> Any:
     return figure
 
 
-def rates_so_far(summary: Summary, rows: Sequence[Row]) -> list[float]:
+def rates_so_far(summary: Summary, rows: Sequence[Result]) -> list[float]:
     """Shares among the rounds that came to a position, up to the last that `FEWEST_ROUNDS` came to."""
-    num_rounds = sum(row["num_rounds"] for row in rows if row["variant"] == summary.variant)
+    num_rounds = sum(row["num_rounds"] for row in rows if row.method == summary.variant)
     came = [num_rounds * rate for rate in (1.0, *summary.acceptance_rate_at)]
     rates = conditional_rates(summary.acceptance_rate_at)
     return [rate for rate, count in zip(rates, came, strict=False) if count >= FEWEST_ROUNDS]

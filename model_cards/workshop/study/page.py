@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hf_domino.evaluation.benchmark.report import markdown_table, number
+from hf_domino.evaluation.results import Result
 from study.plan import Run, Study
-from study.rows import Row
 from study.summary import Difference, Summary, summarize
 
 HEADS = ("acceptance length", "over", "above at", "base loss", "corrected loss", "parameters", "training, CPU s")
 MINUS = "\N{MINUS SIGN}"
 
 
-def results(study: Study, rows: Sequence[Row]) -> str:
+def results(study: Study, rows: Sequence[Result]) -> str:
     """Render the comparison with the baselines, the clear differences, the table and its caption as Markdown."""
     summaries = summarize(study, rows)
     said = [*_baselines(study, summaries), *_verdicts(summaries)]
@@ -82,12 +82,12 @@ def _compared(difference: Difference | None) -> tuple[str, str]:
     return over, f"{difference.above} of {difference.seeds}"
 
 
-def caption(rows: Sequence[Row]) -> str:
+def caption(rows: Sequence[Result]) -> str:
     """Say what the rows were measured on, and how."""
     first, base = rows[0], rows[0]["base"]
     rounds = [row["num_rounds"] for row in rows]
     each = f"{first['steps']} steps x {base['per_device_train_batch_size']} examples x {base['num_anchors']} anchors"
-    if efforts := {row["variant"]: row["changes"]["effort"] for row in rows if "effort" in row["changes"]}:
+    if efforts := {row.method: row["changes"]["effort"] for row in rows if "effort" in row["changes"]}:
         each += f" ({', '.join(f'`{variant}`: {effort} x the steps' for variant, effort in efforts.items())})"
     return (
         f"Budget `{first['budget']}`: {len(rows)} runs of {each}, for {first['target']}. Acceptance lengths are means "
@@ -101,13 +101,13 @@ def caption(rows: Sequence[Row]) -> str:
     )
 
 
-def _all(rows: Sequence[Row], field: str) -> str:
+def _all(rows: Sequence[Result], field: str) -> str:
     return ", ".join(dict.fromkeys(str(row[field]) for row in rows))
 
 
-def listing(study: Study, budget: str, rows: Sequence[Row]) -> str:
+def listing(study: Study, budget: str, rows: Sequence[Result]) -> str:
     """The variants with what they change, and which seeds have a row."""
-    size, done = study.budget(budget), {Run(row["variant"], row["seed"]) for row in rows}
+    size, done = study.budget(budget), {Run(row.method, row["seed"]) for row in rows}
     count = sum(run in done for run in study.runs())
     lines = [f"budget {budget}: {size.steps} steps, {study.num_rows(size)} texts; {count} of {len(study.runs())} runs"]
     lines += ["variant, its seeds (x has a row, . has none; or gone), question and fields that differ:", ""]

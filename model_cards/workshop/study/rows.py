@@ -1,28 +1,19 @@
-"""The file of a study, JSONL: one row a run, marked by its budget."""
+"""The results of a study, one for each run: its variant is the method, and its budget is among the settings."""
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hf_domino._common.errors import invalid_argument
+from hf_domino.evaluation.results import Result
 from study.plan import Run
 
-Row = dict[str, Any]
-OWN = ("variant", "seed", "changes")  # what differs from run to run
+OWN = ("seed", "changes")  # settings that differ from run to run
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Read the rows of a study."""
-    if not path.is_file():
-        raise invalid_argument("--results", "a JSONL file", str(path), "There is none of that name: study makes one.")
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
-def of_budget(rows: Sequence[Row], name: str | None = None) -> list[Row]:
+def of_budget(rows: Sequence[Result], name: str | None = None) -> list[Result]:
     """The rows of one budget, by default the one with the most: rows of different budgets are never compared."""
     counts = Counter(row["budget"] for row in rows)
     name = name or next((found for found, _ in counts.most_common(1)), None)
@@ -33,19 +24,19 @@ def of_budget(rows: Sequence[Row], name: str | None = None) -> list[Row]:
     return [row for row in rows if row["budget"] == name]
 
 
-def finished(rows: Sequence[Row], wanted: Mapping[Run, Row]) -> set[Run]:
-    """Which runs have a row; `wanted`: run to what its row would begin with, all that makes runs of a budget equal."""
-    known = {(row["variant"], row["seed"], row["budget"]): row for row in rows}
+def finished(rows: Sequence[Result], wanted: Mapping[Run, Mapping[str, Any]]) -> set[Run]:
+    """Which runs have a result; `wanted`: run to its settings, which but for `OWN` are equal for all of a budget."""
+    known = {(row.method, row["seed"], row["budget"]): row for row in rows}
     any_of = {row["budget"]: row for row in rows}
     done = set()
-    for run, start in wanted.items():
-        row = known.get((run.variant, run.seed, start["budget"]))
+    for run, settings in wanted.items():
+        row = known.get((run.variant, run.seed, settings["budget"]))
         if row is not None:
             done.add(run)
-        other = row or any_of.get(start["budget"], start)
-        for name, value in start.items():
-            if other.get(name) != value and (row is not None or name not in OWN):
-                expected = f"{other.get(name)!r}, as in the rows of budget {start['budget']}"
+        other = row or any_of.get(settings["budget"])
+        for name, value in settings.items():
+            if other is not None and other.get(name) != value and (row is not None or name not in OWN):
+                expected = f"{other.get(name)!r}, as in the rows of budget {settings['budget']}"
                 remedy = "Write to another --results, or delete the rows of this budget."
                 raise invalid_argument(f"{name} of {run.name}", expected, value, remedy)
     return done

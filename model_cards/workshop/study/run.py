@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import subprocess
@@ -10,7 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import torch
@@ -23,6 +22,7 @@ from hf_domino.cli.main import main as hf_domino
 from hf_domino.configuration.registry import config_classes
 from hf_domino.data.rows import load_rows
 from hf_domino.evaluation.check.estimate import estimate_mean
+from hf_domino.evaluation.results import Result, append_results, read_results
 from hf_domino.methods import DominoDraftModel
 from hf_domino.stats.decoding_stats import DecodingStats
 from hf_domino.targets.identity import identify
@@ -31,10 +31,10 @@ from hf_domino.training.fields import DrafterArguments
 from hf_domino.training.parts import fields_of_head
 from recipes.processes import PATH
 from study.plan import Run, Study
-from study.rows import Row, finished, read_rows
+from study.rows import finished
 from study.texts import EVALUATION, digest_of
 
-JOB_FILE, ROW_FILE, WEIGHTS = "job.yaml", "row.json", "model.safetensors"
+JOB_FILE, RESULT_FILE, WEIGHTS = "job.yaml", "result.jsonl", "model.safetensors"
 OF_A_HEAD = set[str]().union(*(fields_of_head(method) for method in config_classes()))
 OF_A_BACKBONE = {field.name for field in fields(DrafterArguments)} - OF_A_HEAD
 # What a study's file leaves out: as when the first rows were made, so that rows can be compared.
@@ -61,40 +61,35 @@ def conduct(
         **_target_of(target),
         "texts_digest": digest_of(texts),
     }
-    starts = {
-        run: {"variant": run.variant, "seed": run.seed, "changes": study.variants[run.variant].described()} | same
-        for run in runs
-    }
-    done = finished(read_rows(rows) if rows.exists() else [], starts)
+    settings = {run: {"seed": run.seed, "changes": study.variants[run.variant].described()} | same for run in runs}
+    done = finished(read_results(rows) if rows.exists() else [], settings)
     todo = [run for run in runs if run not in done]
     parents = {Run(parent, run.seed) for run in todo if (parent := study.variants[run.variant].backbone_of)}
     needed = {run for run in parents if not (work / budget / run.name / WEIGHTS).exists()} | set(todo)
     ordered = [run for run in study.runs(seeds=sorted({run.seed for run in todo})) if run in needed]
     print(f"{len(done)} of {len(runs)} runs have a row in {rows}; {len(ordered)} to train", flush=True)
-    futures: dict[Run, Future[Row | None]] = {}
+    futures: dict[Run, Future[Result | None]] = {}
     with ThreadPoolExecutor(at_once) as pool:
         for run in ordered:  # a backbone comes before the runs that take it over
             futures[run] = pool.submit(_run_alone, study, run, target, texts, budget, work, futures)
         run_of = {future: run for run, future in futures.items()}
         for future in as_completed(run_of):
             run, row = run_of[future], future.result()
-            if row is not None and run in starts:
+            if row is not None and run in settings:
                 print(f"{run.name}: acceptance length {row['acceptance_length']:.3f}", flush=True)
-                rows.parent.mkdir(parents=True, exist_ok=True)
-                with rows.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(starts[run] | row) + "\n")
+                append_results(rows, [replace(row, method=run.variant, settings=settings[run] | dict(row.settings))])
     return int(any(future.result() is None for future in futures.values()))
 
 
-def _target_of(target: str) -> Row:
+def _target_of(target: str) -> dict[str, str]:
     identity = identify(AutoModelForCausalLM.from_pretrained(target, dtype="auto")).to_dict()
     return {"target": identity["name"], "target_weights": identity["weights_digest"]}
 
 
 def _run_alone(
     study: Study, run: Run, target: str, texts: Path, budget: str, work: Path, others: Mapping[Run, Future]
-) -> Row | None:
-    """Train a run in a process of its own; its row, or None where it failed, which is said."""
+) -> Result | None:
+    """Train a run in a process of its own; its result, or None where it failed, which is said."""
     variant, folder = study.variants[run.variant], work / budget / run.name
     given = study.base | variant.changes
     left_out = {name: value for name, value in LEFT_OUT.items() if "drafter" not in given or name not in OF_A_HEAD}
@@ -122,7 +117,7 @@ def _run_alone(
         end = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-6:])
         print(f"{run.name} failed:\n{end}\n", file=sys.stderr)
         return None
-    return json.loads((folder / ROW_FILE).read_text(encoding="utf-8"))
+    return read_results(folder / RESULT_FILE)[0]
 
 
 def in_a_process(arguments: Sequence[str], log: Path) -> int:
@@ -134,7 +129,7 @@ def in_a_process(arguments: Sequence[str], log: Path) -> int:
         ).returncode
 
 
-def run_job(path: Path) -> Row:
+def run_job(path: Path) -> Result:
     """Train what a job says, and measure it on its held-out text."""
     job = yaml.safe_load(path.read_text(encoding="utf-8"))
     clock, cpu_clock = time.perf_counter(), time.process_time()
@@ -152,8 +147,7 @@ def run_job(path: Path) -> Row:
     starts = [max(1, list(row["loss_mask"]).index(1)) for row in written]
     rounds = simulate_acceptance(drafter, target, [row["input_ids"] for row in written], starts)
     mean, stats = estimate_mean(rounds).to_dict(), DecodingStats(drafter.config.num_draft_tokens, rows=rounds)
-    return {
-        "rows": sum(1 for _ in Path(job["train_file"]).open(encoding="utf-8")),
+    figures = {
         "tokens_seen": trained.tokens,
         "parameters": drafter.num_parameters(),
         "saved_bytes": sum(path.stat().st_size for path in folder.glob("*model*.safetensors")),
@@ -165,18 +159,21 @@ def run_job(path: Path) -> Row:
         "num_texts": len(rounds),
         "acceptance_rate_at": [round(rate, 6) for rate in stats.acceptance_rate_at],
         **spent,
-        **provenance(),
     }
+    with Path(job["train_file"]).open(encoding="utf-8") as file:
+        settings = {"rows": sum(1 for _ in file)}
+    return Result(path.parent.name, settings, figures, provenance())
 
 
 def main(path: Path) -> None:
-    """Run the job of a folder, and leave its row there."""
+    """Run the job of a folder, and leave its result there."""
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    row = {name: round(value, 6) if isinstance(value, float) else value for name, value in run_job(path).items()}
-    bad = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    result = run_job(path)
+    bad = [name for name, value in result.items() if isinstance(value, float) and not math.isfinite(value)]
     if bad:
-        raise ValueError(f"{bad[0]} must be finite, got {row[bad[0]]}: lower the learning rates of {path.parent.name}.")
-    (path.parent / ROW_FILE).write_text(json.dumps(row), encoding="utf-8")
+        remedy = f"lower the learning rates of {path.parent.name}"
+        raise ValueError(f"{bad[0]} must be finite, got {result[bad[0]]}: {remedy}.")
+    (path.parent / RESULT_FILE).write_text(result.to_line(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ import numpy as np
 import pandas as pd
 
 from hf_domino.evaluation.check.estimate import T_QUANTILES
+from hf_domino.evaluation.results import Result
 from study.plan import Study
-from study.rows import Row
 
 MEANS = ["base_loss", "corrected_loss", "parameters", "seconds", "cpu_seconds"]
 LENGTH = "acceptance_length"
@@ -51,14 +51,14 @@ class Summary(NamedTuple):
     figures: dict[str, float]
 
 
-def summarize(study: Study, rows: Sequence[Row]) -> list[Summary]:
+def summarize(study: Study, rows: Sequence[Result]) -> list[Summary]:
     """Summarize the variants of a study that have rows, in its order."""
-    frame = pd.DataFrame(rows)
-    by_seed = frame.pivot(index="seed", columns="variant", values=LENGTH)
-    means, scatter = frame.groupby("variant")[LENGTH].mean(), pooled_scatter(rows)
+    frame = _frame(rows)
+    by_seed = frame.pivot(index="seed", columns="method", values=LENGTH)
+    means, scatter = frame.groupby("method")[LENGTH].mean(), pooled_scatter(rows)
     summaries = []
     for name in (name for name in study.variants if name in by_seed):
-        own, variant = frame[frame["variant"] == name], study.variants[name]
+        own, variant = frame[frame["method"] == name], study.variants[name]
         against = variant.against
         is_compared = against in by_seed and against != name
         summaries.append(
@@ -77,9 +77,13 @@ def summarize(study: Study, rows: Sequence[Row]) -> list[Summary]:
     return summaries
 
 
-def pooled_scatter(rows: Sequence[Row]) -> tuple[float, int]:
+def _frame(rows: Sequence[Result]) -> pd.DataFrame:
+    return pd.DataFrame([dict(row) for row in rows])
+
+
+def pooled_scatter(rows: Sequence[Result]) -> tuple[float, int]:
     """Standard deviation over seeds, pooled over variants, and its degrees of freedom; (nan, 0) without any."""
-    groups = pd.DataFrame(rows).groupby("variant")[LENGTH]
+    groups = _frame(rows).groupby("method")[LENGTH]
     freedom = int((groups.size() - 1).sum())
     squares = (groups.var() * (groups.size() - 1)).sum()
     return (math.sqrt(squares / freedom), freedom) if freedom else (math.nan, 0)

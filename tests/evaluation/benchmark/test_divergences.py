@@ -33,7 +33,7 @@ def test_a_token_that_is_not_the_targets(tiny_qwen3, distribution):
     tokens = own.clone()
     tokens[1, 7:] = (own[1, 7:] + 1) % 60
     (found,) = find_divergences(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call)
-    assert (found["row"], found["position"]) == (1, 7)
+    assert (found["sequence"], found["position"]) == (1, 7)
     text, favour = torch.cat((PROMPTS[1], own[1, :7]))[None], torch.zeros(64)
     if distribution == "sampled":
         torch.manual_seed(SEED)
@@ -52,7 +52,7 @@ def test_a_text_that_ends_in_the_wrong_place_is_no_tie(tiny_qwen3, is_short):
     call = call_of("greedy", max_new_tokens=NEW_TOKENS if is_short else 5)
     tokens = own[:, :5] if is_short else own
     found = find_divergences(tiny_qwen3, {"input_ids": PROMPTS}, tokens, SEED, **call)
-    assert [(at["row"], at["position"], at["margin"]) for at in found] == [(0, 5, None), (1, 5, None)]
+    assert [(at["sequence"], at["position"], at["margin"]) for at in found] == [(0, 5, None), (1, 5, None)]
 
 
 def test_padding_is_no_text(tiny_qwen3, monkeypatch):

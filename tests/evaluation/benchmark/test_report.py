@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import measured
 import pytest
-from measured import ORIGIN, row
+from measured import PROVENANCE, SETTINGS, row
 
 from hf_domino.evaluation.benchmark.report import (
     caption,
@@ -12,8 +13,8 @@ from hf_domino.evaluation.benchmark.report import (
     conclusion,
     results_table,
 )
-from hf_domino.evaluation.benchmark.rows import read_rows
 from hf_domino.evaluation.benchmark.summary import summarize
+from hf_domino.evaluation.results import read_results
 from hf_domino.pair import BUNDLED
 
 ROOT = Path(__file__).parents[3]
@@ -145,16 +146,19 @@ def test_table_has_spread_speed_up_and_notes():
 
 
 def test_threads_are_of_a_cpu_only():
-    on_gpu = [row | {"device": "cuda", "hardware": "a GPU"} for row in measured.rows()]
+    on_gpu = [
+        replace(one, settings=one.settings | {"device": "cuda"}, provenance=one.provenance | {"hardware": "a GPU"})
+        for one in measured.rows()
+    ]
     assert "2 threads of a CPU" in results_table(measured.rows())
     assert "float32, a GPU. " in results_table(on_gpu)
 
 
 @pytest.mark.skipif(not PUBLISHED.exists(), reason="no rows are published in this checkout")
 def test_published_rows_say_where_they_come_from():
-    for published in read_rows(PUBLISHED):
-        assert set(ORIGIN) <= set(published)
-        assert all(published[field] is not None for field in ORIGIN)
+    for published in read_results(PUBLISHED):
+        assert published.settings.keys() >= SETTINGS.keys()
+        assert all(published[field] is not None for field in (*SETTINGS, *PROVENANCE))
 
 
 def test_the_caption_counts_equal_outputs_by_what_is_promised():

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -18,7 +17,7 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
 from hf_domino.decoding.tree import Tree
 from hf_domino.methods import DominoDraftModel
-from hf_domino.methods.context import ContextCache, NewContext
+from hf_domino.methods.context import ContextCache, DraftContext, NewContext
 from hf_domino.methods.scorer import Drafted, along
 from hf_domino.targets.view import Captured, TargetModel
 
@@ -157,7 +156,7 @@ class ContextSession(DraftSession):
         context: ContextCache | None = None,
     ):
         super().__init__(drafter, target, distribution, executor)
-        self._cache: Any = self.executor.context or context or drafter.new_context()
+        self._cache: DraftContext = self.executor.context or context or drafter.new_context()
         self._device = drafter.device  # stored, because the property searches the drafter's parameters each time
         self._waiting: list[torch.Tensor] = []  # [B, C, L * H] each, hidden states that are not stored in the context
         self._num_waiting = 0  # how many columns they have together
@@ -196,12 +195,12 @@ class ContextSession(DraftSession):
             counts (`Sequence[int]`): How many positions of each sequence are valid.
             starts (`Sequence[int]`, *optional*): The position of the first one. By default, it is that of the anchor.
         """
-        is_fixed = self._cache.capacity is not None
         # States of several rounds are stored together as long as all of them are valid in every sequence.
-        if self._waiting and (is_fixed or not min(self._cache.new_counts) == self._num_waiting < MAX_WAITING):
+        waiting = self._cache.new_counts
+        if self._waiting and (waiting is None or not min(waiting) == self._num_waiting < MAX_WAITING):
             self._store()
         joined = torch.cat([states.to(self._device) for states in captured], dim=-1)  # outlives the next verification
-        if not is_fixed and max(counts) < joined.shape[1]:
+        if self._cache.capacity is None and max(counts) < joined.shape[1]:
             joined = joined[:, : max(counts)]
         if self.executor.is_compiled and starts is None:
             missing = max(self.drafter.config.num_draft_tokens + 1 - joined.shape[1], 0)

@@ -14,6 +14,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.context import DraftContext
 from hf_domino.stats.phases import PhaseTimer
 
 
@@ -27,7 +28,7 @@ class Executor:
     is_fixed = False  # whether shapes are fixed
     is_compiled = False  # whether functions are compiled
     num_prepared = 0  # how many functions have been captured or compiled, in rounds that took much longer than others
-    context: Any = None  # the drafter's context, if shapes are fixed
+    context: DraftContext | None = None  # the drafter's context, if shapes are fixed
 
     def __init__(self, timer: PhaseTimer | None = None):
         self.timer = timer or PhaseTimer(enabled=False)

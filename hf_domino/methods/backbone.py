@@ -26,7 +26,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP, Qwen3RMSNorm, rotate_half
 
-from hf_domino.methods.context import ContextCache
+from hf_domino.methods.context import DraftContext
 from hf_domino.methods.side_by_side import BlockView, attend_side_by_side
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class AttentionInputs:
         mask (`torch.Tensor`, *optional*): True where a query may attend: `[B, 1, Q, S + Q]`, or `[B, 1, 1, S + Q]` if
             it is the same for all queries, or `[B, 1, G * Q, S + Q]` if it is repeated for the G query heads of each
             key head. None if every query may attend everywhere.
-        cache (`ContextCache`, *optional*): Context of earlier rounds; the new context is added to it.
+        cache ([`DraftContext`], *optional*): Context of earlier rounds; the new context is added to it.
         first (`int`, *optional*, defaults to 0): Cached position at which S begins.
         view (`BlockView`, *optional*): What each of several parallel blocks sees; replaces mask and cache.
         convolved (`int`, *optional*): Positions of a block; no convolution reaches beyond its block.
@@ -88,7 +88,7 @@ class AttentionInputs:
     context: torch.Tensor | None
     rotary: tuple[torch.Tensor, torch.Tensor]
     mask: torch.Tensor | None
-    cache: ContextCache | None
+    cache: DraftContext | None
     first: int = 0
     view: BlockView | None = None
     convolved: int | None = None

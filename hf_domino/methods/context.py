@@ -6,6 +6,7 @@ positions, A key/value heads, D head width.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -31,8 +32,89 @@ NO_CONTEXT = NewContext()
 SPARE = 256  # extra positions to reserve when the first ones are stored
 
 
-class ContextCache:
-    """Keeps the keys and values of the context between rounds, for each drafter layer; those of a block are not stored.
+class DraftContext(ABC):
+    """Where the keys and values of the context are, for each drafter layer; those of a block are not stored.
+
+    [`ContextCache`] grows. With fixed shapes, `FixedContext` (`decoding/static/fixed_caches.py`) takes its place.
+    """
+
+    first = 0  # the first slot that any sequence still sees
+    capacity: int | None = None  # how many positions there is room for, if that is fixed
+    # What is stored next, set by `announce`: the positions `[B, 1]` that it starts from and that follow it (buffers of
+    # fixed shape can have more sequences), and how many positions it has in each sequence, if the host must know.
+    starts: torch.Tensor
+    ends: torch.Tensor
+    new_counts: list[int] | None = None
+
+    @abstractmethod
+    def announce(self, starts: Sequence[int], ends: Sequence[int], device: torch.device) -> None:
+        """Say which positions of each sequence are stored next: those from `starts` on and before `ends`, the anchor's.
+
+        Args:
+            starts (`Sequence[int]`): The first position of each sequence.
+            ends (`Sequence[int]`): The position after its last one.
+            device (`torch.device`): The drafter's device.
+        """
+
+    @abstractmethod
+    def begin(self, batch_size: int, num_positions: int, counts: Sequence[int] | None) -> torch.Tensor | None:
+        """Announce the positions that every layer is about to store.
+
+        Args:
+            batch_size (`int`): B.
+            num_positions (`int`): New positions (C).
+            counts (`Sequence[int]`, *optional*): How many of them are valid in each sequence, counted from the first;
+                None for all.
+
+        Returns:
+            `torch.Tensor`, *optional*: Which slots, counted from `first`, each sequence will see, `[B, S]` bool; None
+            if every sequence sees all of them.
+        """
+
+    @abstractmethod
+    def window(self, size: int) -> tuple[torch.Tensor, range]:
+        """Lengths `[B]` including the announced positions, and the range of slots that covers every query's window."""
+
+    @abstractmethod
+    def positions(self, slots: range, device: torch.device) -> torch.Tensor:
+        """Return the positions in these slots, `[1, S]` or `[B, S]`, on the same scale as the lengths."""
+
+    @abstractmethod
+    def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store new context keys and values `[B, A, C, D]` of one layer, and return all of them `[B, A, S, D]`."""
+
+    @abstractmethod
+    def join(
+        self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new context of one layer and append the block, which does not stay, to all of it.
+
+        Args:
+            layer_index (`int`): Index of the drafter layer.
+            keys (`torch.Tensor`): Keys of the new context, then of the block, `[B, A, C + Q, D]`.
+            values (`torch.Tensor`): Values in the same order and shape.
+            length (`int`): Block positions (Q).
+            first (`int`, *optional*, defaults to 0): Slot to start at; earlier ones are left out.
+
+        Returns:
+            `tuple[torch.Tensor, torch.Tensor]`: Keys and values of all context and the block, `[B, A, S + Q, D]`.
+        """
+
+    @abstractmethod
+    def advance(self) -> None:
+        """Add the positions announced last to the lengths, after all layers have stored theirs."""
+
+    @abstractmethod
+    def select(self, rows: Sequence[int]) -> None:
+        """Keep only these sequences, in this order."""
+
+    @abstractmethod
+    def to_dynamic(self) -> ContextCache:
+        """A context that grows, with what is stored for the first sequence."""
+
+
+class ContextCache(DraftContext):
+    """Keeps the keys and values of the context between rounds in buffers that grow.
 
     Every sequence has its own length. New positions are written after the last valid one and overwrite what an earlier
     round left there. The buffers grow by half, so that most rounds append in place without copying.
@@ -42,8 +124,7 @@ class ContextCache:
         window (`int`, *optional*): How many of the last positions a block sees; None for all. Older ones are dropped.
     """
 
-    first = 0  # the first slot that any sequence still sees
-    capacity: int | None = None  # how many positions there is room for, if that is fixed
+    new_counts: list[int]
 
     def __init__(self, num_layers: int, window: int | None = None):
         self._window = window
@@ -51,10 +132,8 @@ class ContextCache:
         self._values: list[torch.Tensor | None] = [None] * num_layers
         self._lengths: list[int] = []  # per sequence; empty until positions are stored
         self._filled: list[int] = []  # lengths with what this forward stores
-        # What is stored next, set by `announce`: the positions `[B, 1]` that it starts from and that follow it, and how
-        # many positions it has in each sequence.
         self.starts = self.ends = torch.empty(0, 1)
-        self.new_counts: list[int] = []
+        self.new_counts = []
 
     @property
     def lengths(self) -> list[int]:
@@ -67,34 +146,17 @@ class ContextCache:
         return sum(buffer.nbytes for buffer in (*self._keys, *self._values) if buffer is not None)
 
     def announce(self, starts: Sequence[int], ends: Sequence[int], device: torch.device) -> None:
-        """Say which positions of each sequence are stored next: those from `starts` on and before `ends`, the anchor's.
-
-        Args:
-            starts (`Sequence[int]`): The first position of each sequence.
-            ends (`Sequence[int]`): The position after its last one.
-            device (`torch.device`): The drafter's device.
-        """
+        """Note the positions, which the next draft reads."""
         self.starts = _column(starts, device)
         self.ends = _column(ends, device)
         self.new_counts = [end - start for start, end in zip(starts, ends, strict=True)]
 
     def to_dynamic(self) -> ContextCache:
-        """A context that grows, with what is stored."""
+        """Return this context."""
         return self
 
     def begin(self, batch_size: int, num_positions: int, counts: Sequence[int] | None) -> torch.Tensor | None:
-        """Announce the positions that every layer is about to store.
-
-        Args:
-            batch_size (`int`): B.
-            num_positions (`int`): New positions (C).
-            counts (`Sequence[int]`, *optional*): How many of them are valid in each sequence, counted from the first;
-                None for all.
-
-        Returns:
-            `torch.Tensor`, *optional*: Which slots, counted from `first`, each sequence will see, `[B, S]` bool on the
-            CPU; None if every sequence sees all of them.
-        """
+        """Announce the positions; returns a mask on the CPU."""
         self._lengths = self._lengths or [0] * batch_size
         if self._window is not None and max(self._lengths) >= 2 * self._window:
             # Once the longest sequence is twice as long as the window, move each sequence's window to the front.
@@ -113,19 +175,16 @@ class ContextCache:
         return (before > 0) & (before <= self._window)
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
-        """Lengths `[B]` including the announced positions, and the range of slots that covers every query's window."""
+        """Return lengths `[B]` and slots."""
         ends = self._filled
         return torch.tensor(ends), range(max(self.first, min(ends) - size + 1), max(ends))
 
     def positions(self, slots: range, device: torch.device) -> torch.Tensor:
-        """Return the positions `[1, S]` in these slots, on the same scale as the lengths."""
+        """Return the positions `[1, S]`."""
         return torch.arange(slots.start, slots.stop, device=device)[None]
 
     def append(self, layer_index: int, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store new context keys and values `[B, A, C, D]` of one layer, and return all of them `[B, A, S, D]`.
-
-        The lengths stay as they are until all layers have stored theirs and [`~ContextCache.advance`] is called.
-        """
+        """Store after the lengths, which stay as they are until [`~ContextCache.advance`] is called."""
         end = max(self._filled)
         all_keys = self._keys[layer_index] = self._store(self._keys[layer_index], keys)
         all_values = self._values[layer_index] = self._store(self._values[layer_index], values)
@@ -134,18 +193,7 @@ class ContextCache:
     def join(
         self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new context of one layer and append the block, which is never stored, to all of it.
-
-        Args:
-            layer_index (`int`): Index of the drafter layer.
-            keys (`torch.Tensor`): Keys of the new context, then of the block, `[B, A, C + Q, D]`.
-            values (`torch.Tensor`): Values in the same order and shape.
-            length (`int`): Block positions (Q).
-            first (`int`, *optional*, defaults to 0): Context position to start at; earlier ones are left out.
-
-        Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: Keys and values of all context and the block, `[B, A, S + Q, D]`.
-        """
+        """Store the new context, and join it with the block, which is never stored."""
         split = keys.shape[2] - length
         context_keys, context_values = self.append(layer_index, keys[:, :, :split], values[:, :, :split])
         return (

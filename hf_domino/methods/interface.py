@@ -53,7 +53,7 @@ class DraftingMethod:
 
         Args:
             new ([`NewContext`]): The new context.
-            cache (`ContextCache` or `FixedContext`): The cache from `new_context`, or a context of fixed shape.
+            cache ([`DraftContext`]): The cache from `new_context`, or a context of fixed shape.
         """
         raise NotImplementedError
 
@@ -73,7 +73,7 @@ class DraftingMethod:
             anchors (`torch.Tensor`): Tokens `[B, 1]`.
             positions (`torch.Tensor`): Positions of the anchors, `[B, 1]`.
             new ([`NewContext`], *optional*): New context; None if there is none.
-            cache (`ContextCache` or `FixedContext`): The cache from `new_context`, or a context of fixed shape.
+            cache ([`DraftContext`]): The cache from `new_context`, or a context of fixed shape.
             last_tokens (`Callable`, *optional*): Takes a number n and returns the last n tokens of each sequence,
                 `[B, n]`: the tokens that follow the last n context positions. The last of them are the anchors.
 

@@ -6,6 +6,8 @@ import pytest
 
 # Operations that a chain dispatches for one position more: the GRU's step, the correction and the choice.
 MOST_A_POSITION = {"greedy": 20, "sampled": 22}
+# What a reader of a steady greedy round goes through: the package's functions, and the files that they are in.
+MOST_FUNCTIONS, MOST_FILES = 150, 33
 
 
 @pytest.fixture
@@ -21,6 +23,9 @@ def test_a_position_of_a_chain_dispatches_few_operations(parts, sampling):
         phases, functions = parts.count(parts.parsed(["--block-size", str(block_size)]), sampling)
         corrections.append(phases["correction"])
         assert ("decoding/loop.py", "Generation.run_round") in functions
+    if sampling == "greedy":
+        assert len(functions) <= MOST_FUNCTIONS
+        assert len({file for file, _ in functions}) <= MOST_FILES
     assert (corrections[1] - corrections[0]) / 4 <= MOST_A_POSITION[sampling]
 
 

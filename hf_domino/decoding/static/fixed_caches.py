@@ -20,7 +20,7 @@ from transformers.cache_utils import StaticLayer, StaticSlidingWindowLayer
 
 from hf_domino.decoding.caches import PLACEHOLDERS
 from hf_domino.methods import DominoDraftModel
-from hf_domino.methods.context import ContextCache
+from hf_domino.methods.context import ContextCache, DraftContext
 
 # Here, sliding-window layers keep all positions: a layer that keeps only its window cannot be rewound.
 FIXABLE_LAYERS = (StaticLayer, StaticSlidingWindowLayer, *PLACEHOLDERS)
@@ -256,8 +256,8 @@ class FlatQueries(Cache):
         return self._offsets
 
 
-class FixedContext:
-    """Keeps the keys and values of the context in buffers of fixed shape; the counterpart of [`ContextCache`].
+class FixedContext(DraftContext):
+    """Keeps the keys and values of the context in buffers of fixed shape.
 
     Slots are absolute positions or, with `draft_window_size`, a ring that has room for the window and for what a round
     adds. The block is written after the last slot, where no context is ever stored.
@@ -267,6 +267,8 @@ class FixedContext:
         capacity (`int`): Context positions (S).
         num_rows (`int`, *optional*, defaults to 1): Sequences (B).
     """
+
+    capacity: int
 
     def __init__(self, drafter: DominoDraftModel, capacity: int, num_rows: int = 1):
         config = drafter.config
@@ -285,9 +287,6 @@ class FixedContext:
         self.starts, self.ends = self._starts[:, None], self._lengths[:, None]  # [B, 1]
         self._end_of_first = 0  # the first sequence's length, on the host
         self._count = num_rows  # sequences of the current forward (N)
-
-    first = 0  # slot at which the context begins
-    new_counts = None  # only the device knows how many positions are valid
 
     def _bounded(self, capacity: int) -> int:
         if self._largest is None:
@@ -333,24 +332,13 @@ class FixedContext:
         return (self._lengths[: self._count, None] - 1 - self._ages()).to(device)
 
     def window(self, size: int) -> tuple[torch.Tensor, range]:
-        """Return lengths `[N]` and all slots, as shapes must not depend on lengths; see [`ContextCache.window`]."""
+        """Return lengths `[N]` and all slots, as shapes must not depend on lengths."""
         return self._lengths[: self._count], range(self.capacity)
 
     def join(
         self, layer_index: int, keys: torch.Tensor, values: torch.Tensor, length: int, first: int = 0
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new context and, after the last slot, the block; see [`ContextCache.join`].
-
-        Args:
-            layer_index (`int`): Index of the drafter layer.
-            keys (`torch.Tensor`): Keys of the new context, then of the block, `[N, A, C + Q, D]`.
-            values (`torch.Tensor`): Values in the same order and shape.
-            length (`int`): Block positions (Q).
-            first (`int`, *optional*, defaults to 0): Slot to start at.
-
-        Returns:
-            `tuple[torch.Tensor, torch.Tensor]`: Keys and values `[N, A, S + Q, D]`.
-        """
+        """Store the new context and, after the last slot, the block, which the next block overwrites."""
         num_rows = len(keys)
         count = keys.shape[2] - length
         buffers = self.append(layer_index, keys[:, :, :count], values[:, :, :count])

@@ -93,6 +93,7 @@ class Workspace(Executor):
         self._held: dict[str, torch.Tensor] = {}
 
     is_fixed = True
+    context: FixedContext
 
     @property
     def is_compiled(self) -> bool:  # type: ignore[override]

@@ -38,6 +38,7 @@ from transformers import (
 # Rows that tests read are cached apart from yours. No fixture: `datasets` reads this when it is imported.
 ROWS_CACHE = tempfile.TemporaryDirectory(prefix="hf_domino-rows-")
 os.environ["HF_DATASETS_CACHE"] = ROWS_CACHE.name
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start
 torch.set_num_threads(1)  # tiny models run faster on one thread, and tests run in two processes
 
 

@@ -69,7 +69,9 @@ class Recording(TorchDispatchMode):
     def replay(self) -> None:
         """Run them again, each result written to where it was."""
         for func, args, kwargs, outputs in self.steps:
-            results = _tensors(func(*args, **kwargs))
+            results = func(*args, **kwargs)
+            if isinstance(results, torch.Tensor):
+                results = [results]
             for output, result in zip(outputs, results, strict=True):
                 if output.data_ptr() != result.data_ptr():
                     output.copy_(result)

@@ -24,17 +24,18 @@ TIMEOUT_SECONDS = 600  # a notebook; on a busy machine
 PATH_OF_ONE_MACHINE = re.compile(r"(?<![\w.<>/])/(?:home|root|Users|tmp|work|content|private)/\w")
 # Fewer steps and prompts than a reader sees: every cell runs all the same.
 QUICK = {
-    "max_steps=64": "max_steps=8",
+    "max_steps=64": "max_steps=4",
     "max_steps=12": "max_steps=3",
-    "pieces[:64]": "pieces[:16]",
+    "pieces[:64]": "pieces[:8]",
     "max_new_tokens=256": "max_new_tokens=16",
     "max_new_tokens=128": "max_new_tokens=16",
     "max_new_tokens=64": "max_new_tokens=16",
     "max_new_tokens=48": "max_new_tokens=16",
+    "max_new_tokens=40": "max_new_tokens=12",
     "max_new_tokens=24": "max_new_tokens=8",
     '"max_new_tokens": 64': '"max_new_tokens": 16',
     '"max_new_tokens": 48': '"max_new_tokens": 16',
-    "num_tokens=64": "num_tokens=24",
+    "num_tokens=64": "num_tokens=16",
     "prompts=kept_aside": "prompts=kept_aside[:1]",
     "[4:9]": "[4:6]",
     "prompts[6:8]": "prompts[6:7]",

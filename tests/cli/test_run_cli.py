@@ -83,33 +83,25 @@ def test_a_program_drafts_where_the_target_is_the_drafters(models, tmp_path):
     assert len([line for line in said if line.startswith("hf_domino: 24 tokens in ")]) == 7
 
 
-def test_with_recycling_every_model_of_a_program_drafts(models, tmp_path):
-    script = "import sys, torch; from transformers import AutoModelForCausalLM as A; words = torch.tensor([[5, 6]])\n"
-    script += "for name in sys.argv[1:]: A.from_pretrained(name).generate(words, max_new_tokens=2)"
-    command = [*RUN, "--drafter", "recycling", "python", "-c", script, models[0], models[2]]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots()))}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    for folder in (models[0], models[2]):
-        assert f"hf_domino: recycling drafts for {folder}." in done.stderr
-
-
-def test_a_program_remembers_what_an_earlier_one_wrote(models, tmp_path):
-    target, _, _, drafter = models
+def test_with_recycling_every_model_drafts_and_a_later_program_remembers_what_it_wrote(models, tmp_path):
+    target, _, other, drafter = models
     script = "import sys, torch, hf_domino; from transformers import AutoModelForCausalLM as A\n"
-    script += "words, model = torch.tensor([[5, 6]]), A.from_pretrained(sys.argv[1])\n"
-    script += "model.generate(words, max_new_tokens=30, do_sample=False)\n"
+    script += "for name in sys.argv[1:]:\n"
+    script += "  words, model = torch.tensor([[5, 6]]), A.from_pretrained(name)\n"
+    script += "  model.generate(words, max_new_tokens=30, do_sample=False)\n"
     script += "print('rounds', hf_domino.attached(model).drafter.stats.num_rounds)"
-    command = [*RUN, "--drafter", drafter, "--memory", "texts.safetensors", "python", "-c", script, target]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, roots()))}
-    counts, sizes = [], []
-    for _ in range(2):
+    saved = tmp_path / "texts.safetensors"
+    sizes = []
+    for name, folders in (("recycling", (other, target)), (str(drafter), (target,))):
+        command = [*RUN, "--drafter", name, "--memory", saved.name, "python", "-c", script, *folders]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-        counts.append(int(done.stdout.split()[-1]))
-        sizes.append(len(LookupMemory.load(tmp_path / "texts.safetensors")))
-    assert sizes == [32, 64]
-    assert counts[1] < counts[0]
+        for folder in folders:
+            assert f"hf_domino: {name} drafts for {folder}." in done.stderr
+        sizes.append(len(LookupMemory.load(saved)))
+    assert sizes == [64, 96]
+    assert int(done.stdout.split()[-1]) < 10, "without the memory, a random drafter needs more rounds"
 
 
 def roots():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from builders import left_padded
@@ -14,7 +16,8 @@ from hf_domino._common.cache_name import CACHE
 from hf_domino.integration import assisted_call
 
 STATIC = {"cache_implementation": "static"}
-GREEDY = {"do_sample": False, "max_new_tokens": 130, "pad_token_id": 0}
+NUM_NEW = 130  # more than the buffers of a call hold at first
+GREEDY = {"do_sample": False, "max_new_tokens": NUM_NEW, "pad_token_id": 0}
 SAMPLED = GREEDY | {"do_sample": True, "temperature": 0.8, "top_k": 20}
 PROMPTS = {"one": [PROMPT[0]], "batch": [PROMPT[0, :5], PROMPT[0], PROMPT[0, 3:12]], "padded": [PROMPT[0, :3]] * 3}
 
@@ -67,17 +70,16 @@ def memory(monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+ALL_CASES = itertools.product(PROMPTS, ({}, {"draft_window_size": 16}, {"draft_tree_size": 12}), ("greedy", "sampled"))
+QUICK_CASES = ("one", {}, "greedy"), ("batch", {}, "sampled"), ("padded", {}, "greedy")
+
+
 @pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        *(pytest.param(some, marks=pytest.mark.slow) for some in ({"draft_window_size": 16}, {"draft_tree_size": 12})),
-    ],
-    ids=str,
+    ("prompts", "fields", "how"),
+    [pytest.param(*case, marks=() if case in QUICK_CASES else pytest.mark.slow) for case in ALL_CASES],
 )
-@pytest.mark.parametrize("prompts", PROMPTS)
-def test_buffers_grow_with_the_text(target, make_drafter, memory, prompts, fields, options):
+def test_buffers_grow_with_the_text(target, make_drafter, memory, prompts, fields, how):
+    options = SAMPLED if how == "sampled" else GREEDY
     drafter = make_drafter(target, **fields)
     ids, mask = left_padded(PROMPTS[prompts])
     if prompts == "padded":
@@ -92,19 +94,22 @@ def test_buffers_grow_with_the_text(target, make_drafter, memory, prompts, field
     found = memory.sizes
     assert found == sorted(found)
     assert len(set(found)) > 1
-    assert max(found) <= 2 * (ids.shape[1] + 130)
+    assert max(found) <= 2 * (ids.shape[1] + NUM_NEW)
 
 
 def test_a_long_limit_costs_nothing_until_the_text_is_long(target, make_drafter, memory):
-    plain = target.generate(PROMPT, **GREEDY)
-    options = GREEDY | STATIC | {"max_new_tokens": 10**6, "eos_token_id": int(plain[0, 40])}
-    expected = target.generate(PROMPT, **GREEDY, eos_token_id=options["eos_token_id"])
+    short = GREEDY | {"max_new_tokens": 40}
+    end = int(target.generate(PROMPT, **short)[0, 40])
+    options = GREEDY | STATIC | {"max_new_tokens": 10**6, "eos_token_id": end}
+    expected = target.generate(PROMPT, **short, eos_token_id=end)
     assert target.generate(PROMPT, assistant_model=make_drafter(target), **options).tolist() == expected.tolist()
     assert max(memory.sizes) <= 128
 
 
 def test_a_capacity_of_the_caller_is_there_from_the_start(target, make_drafter, memory):
-    target.generate(PROMPT, assistant_model=make_drafter(target), **GREEDY, **STATIC, max_cache_len=300)
+    target.generate(
+        PROMPT, assistant_model=make_drafter(target), **GREEDY | {"max_new_tokens": 8}, **STATIC, max_cache_len=300
+    )
     assert set(memory.sizes) == {320}
 
 

@@ -186,8 +186,15 @@ def model_of(family):
     return build_by_rule(family) if "_" in family or family == "lfm2" else build(family)
 
 
-@pytest.mark.parametrize("prefill", PREFILLS)
-@pytest.mark.parametrize("family", ["Qwen2", "Mistral", "Gemma3", "qwen3_5_text", "falcon_h1", "lfm2"])
+INTERRUPTED = [*itertools.product(("Qwen2", "Mistral", "Gemma3", "qwen3_5_text", "falcon_h1", "lfm2"), PREFILLS)]
+# Every way with one family, and each other family in one way.
+QUICK = [*INTERRUPTED[:3], *INTERRUPTED[4::4], ("qwen3_5_text", "later, in chunks")]
+
+
+@pytest.mark.parametrize(
+    ("family", "prefill"),
+    [pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow) for case in INTERRUPTED],
+)
 def test_a_conversation_goes_on_after_an_interrupt_in_a_prefill(make_drafter, family, prefill):
     target = model_of(family)
     drafter = make_drafter(target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from inspect import signature
 
 import families
@@ -182,19 +183,22 @@ def test_no_query_of_a_batch_sees_an_empty_slot(family, attention):
             assert found[:, 0].tolist() == rows, (kind, count, width, capacity)
 
 
-@pytest.mark.parametrize("options", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("prompts", ["one token", "equal", "unequal", "returned several times"])
-@pytest.mark.parametrize(
-    "family",
-    [
-        "llama",
-        "gemma3_text",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "gemma4_text", "qwen3", "mistral")),
-    ],
+SIZED = itertools.product(
+    ("llama", "gemma3_text", "gpt2", "gemma4_text", "qwen3", "mistral"),
+    ("one token", "equal", "unequal", "returned several times"),
+    ("greedy", "sampled"),
 )
-def test_batches_of_every_size_write_plain_text(family, prompts, options, make_drafter):
+QUICK = [("gemma3_text", "equal", "sampled"), ("gemma3_text", "unequal", "greedy")]
+
+
+@pytest.mark.parametrize(
+    ("family", "prompts", "how"),
+    [pytest.param(*case, marks=() if case[0] == "llama" or case in QUICK else pytest.mark.slow) for case in SIZED],
+)
+def test_batches_of_every_size_write_plain_text(family, prompts, how, make_drafter):
     """The sizes are those at which the positions of all blocks together are as many as the slots of the cache, 64."""
     target = families.build(family)
+    options = SAMPLED if how == "sampled" else GREEDY
     for count, width in ((16, 4), (4, 16), (32, 2), (3, 6)):
         drafter = make_drafter(target, block_size=max(width - 1, 2))
         ids = torch.arange(4, 4 + 5 * count).view(count, 5) * 7 % 90 + 4

@@ -25,7 +25,7 @@ from hf_domino.pair import domino_folder, read_prompts
 from hf_domino.targets.identity import TargetIdentity
 from hf_domino.training.evidence import acceptance
 
-NUM_PROMPTS, NEW_TOKENS = 8, 24  # the first four are mostly enough
+NUM_PROMPTS, NEW_TOKENS = 8, 16  # the first four are mostly enough
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }} {% endfor %}"
     "{% if add_generation_prompt %}a:{% if enable_thinking %} think{% endif %}{% endif %}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from builders import MASK, build_drafter
@@ -29,8 +31,10 @@ def test_a_chain(wide, rounds, name, batch_size, do_sample):
     assert len(rounds) > 8
 
 
-@pytest.mark.parametrize(("batch_size", "do_sample"), [(1, False), (3, True)])
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize(
+    ("name", "batch_size", "do_sample"),
+    [(name, *call) for name, call in zip(HEADS, itertools.cycle(((1, False), (3, True))), strict=False)],
+)
 def test_a_tree_is_the_likeliest_paths(wide, rounds, name, batch_size, do_sample):
     drafter, (ids, options) = build(wide, name, draft_tree_size=7), calls(batch_size)
     options |= SAMPLED if do_sample else {}

@@ -20,7 +20,7 @@ def parts(benchmark_module):
 def test_a_position_of_a_chain_dispatches_few_operations(parts, sampling):
     corrections = []
     for block_size in (5, 9):
-        phases, functions = parts.count(parts.parsed(["--block-size", str(block_size)]), sampling)
+        phases, functions = parts.count(parts.parsed(["--block-size", str(block_size), "--num-tokens", "12"]), sampling)
         corrections.append(phases["correction"])
         assert ("decoding/loop.py", "Generation.run_round") in functions
     if sampling == "greedy":
@@ -30,7 +30,7 @@ def test_a_position_of_a_chain_dispatches_few_operations(parts, sampling):
 
 
 def test_the_table_names_all_phases(parts, capsys):
-    assert parts.main(["--method", "recycling", "--tree-size", "8", "--functions"]) == 0
+    assert parts.main(["--method", "recycling", "--tree-size", "8", "--functions", "--num-tokens", "12"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split()[2:] == [*parts.PHASES, "all", "functions", "files", "calls"]
     assert sum("Branches.advance" in line for line in lines) == 1

@@ -40,7 +40,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
     "sampled": {"do_sample": True, "temperature": 0.7, "top_k": 0},
     "top-k": {"do_sample": True, "temperature": 0.7, "top_k": 20, "top_p": 0.9},
 }
-NUM_TOKENS = 40
 
 
 class Operations(TorchDispatchMode):
@@ -102,7 +101,7 @@ def count(options: argparse.Namespace, sampling: str) -> tuple[dict[str, float],
             fields.pop(name, None)
         drafter = hf_domino.DominoDraftModel(hf_domino.DominoConfig.for_target(target.config, **fields)).eval()
     prompt = torch.randint(4, TARGET["vocab_size"], (options.batch_size, 16))
-    call = SAMPLING[sampling] | {"attention_mask": torch.ones_like(prompt), "max_new_tokens": NUM_TOKENS}
+    call = SAMPLING[sampling] | {"attention_mask": torch.ones_like(prompt), "max_new_tokens": options.num_tokens}
     if options.fixed:
         call["cache_implementation"] = "static"
     operations = Operations()
@@ -133,6 +132,7 @@ def parsed(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     add("--batch-size", type=int, default=1, help="sequences at once")
     add("--fixed", action="store_true", help="use caches of fixed shape")
     add("--functions", action="store_true", help="list the functions of a greedy round")
+    add("--num-tokens", type=int, default=40, metavar="N", help="tokens that a sequence generates")
     add("--seed", type=int, default=0, help="seed of weights and prompt")
     return parser.parse_args(arguments)
 

@@ -265,8 +265,8 @@ class DominoCandidateGenerator(CandidateGenerator):
         self.observe_round(outcome, time.perf_counter() - self._start)
 
     def _show(self, input_ids: torch.Tensor) -> None:
-        """Let prompt lookup read the tokens so far, `[1, T]`."""
-        self.lookup.read = lambda row, start: input_ids[row, start:].tolist()
+        """Let prompt lookup and the session read the tokens so far, `[1, T]`."""
+        self.lookup.read = self.session.read = lambda row, start: input_ids[row, start:].tolist()
 
     def _begin(self, input_ids: torch.LongTensor, model_kwargs: dict[str, Any]) -> None:
         """Record the length of the prompt, its padding and the start time, before the first forward."""

@@ -38,6 +38,8 @@ class DraftSession(ABC):
         executor ([`Executor`], *optional*): Calls the functions of a round.
     """
 
+    # Returns the tokens of a sequence (by its index) from an index on. The code that runs the rounds sets it.
+    read: Callable[[int, int], Sequence[int]]
     # End-of-text tokens, if trees are grown without copying results to the host.
     _ends: torch.Tensor | None = None
 

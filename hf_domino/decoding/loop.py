@@ -126,7 +126,7 @@ class Generation:
         self.generator = DominoCandidateGenerator(drafter, call.model, call.config, session=parts.session)
         self.committed = call.committed(streamer)
         lookup = self.generator.lookup
-        lookup.read = self.committed.tokens
+        lookup.read = parts.session.read = self.committed.tokens
         if lookup.most:
             lookup.padding = num_padding(call.input_ids, call.model_kwargs.get("attention_mask"))
         self.rows = list(range(call.batch_size))  # indices of the unfinished sequences in the batch

@@ -3,6 +3,9 @@
 There is no context, so one session serves rounds that grow and rounds of fixed shape. The latter capture three stages:
 growing the tree, learning from the logits of a verified block, and writing what was learnt into the table.
 
+After a token that has not been seen before, there is nothing to propose. Where the host does not read the tree, it
+knows by the committed tokens which ones have been seen, and such a round is a plain decode step.
+
 Shapes: B sequences, N proposals, P depths, V vocabulary.
 """
 
@@ -21,10 +24,27 @@ from hf_domino.decoding.tree import Tree
 class RecyclingSession(DraftSession):
     """A draft session that drafts successors of successors, and learns from all verified tokens. It has no context."""
 
+    _is_known: Any = None  # which tokens have been seen, `[V]` bool on the host, if the host does not read the table
+
     def observe(self, *args: Any, **kwargs: Any) -> None:
+        """Read once which tokens have been seen before this call. No hidden states are read."""
+        if self.executor.is_fixed or self.drafter.device.type != "cpu":
+            best = self.drafter.scores[: self.drafter.config.vocab_size, 0]
+            self._is_known = (best > -torch.inf).cpu().numpy()
+
+    def observe_block(self, *args: Any, **kwargs: Any) -> None:
         """Do nothing, because this method reads no hidden states and keeps nothing for a sequence."""
 
-    observe_block = select = context = observe
+    select = context = observe_block
+
+    def propose(self, prefixes: Prefixes, *args: Any) -> Tree:
+        """Draft as [`DraftSession.propose`] does, or propose nothing if no anchor has been seen."""
+        if self._is_known is not None:
+            ends = zip(prefixes.rows, prefixes.lengths, strict=True)
+            anchors = [self.read(row, length - 1)[0] for row, length in ends]
+            if not self._is_known[anchors].any():
+                return Tree(prefixes.ids[:, :0])
+        return super().propose(prefixes, *args)
 
     def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """The tokens before the anchors, `[B, P]`, in place of hidden states; the shape says how deep to draft."""
@@ -36,6 +56,10 @@ class RecyclingSession(DraftSession):
         with self.executor.timer.phase("draft"):
             learnt = self.executor.run(self.learn_block, prefixes.last_tokens(2), proposals, logits)
             self.executor.run(self.drafter.keep, *learnt)
+        if self._is_known is not None:
+            for row, length in zip(prefixes.rows, prefixes.lengths, strict=True):
+                verified = self.read(row, length - 1)[:-1]  # without the bonus token
+                self._is_known[verified] = True
 
     def learn_block(self, last: torch.Tensor, proposals: Tree, logits: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Learn from the block after the last two tokens `[B, 2]`; returns what to keep, tensors `[B, N + 1, ...]`."""

@@ -71,9 +71,9 @@ def test_each_stage_is_captured_once(wide, recorded, draft_tree_size):
         expected = generate(wide, None, prompt[None])
         assert torch.equal(generate(wide, drafter, prompt[None], **STATIC), expected)
     expected = STAGES if draft_tree_size else STAGES - {"grow_tree", "take", "put"} | {"choose_chain"}
-    assert [(made.names, made.num_captured) for made in recorded] == [(expected, len(expected))]
+    assert [(made.names, made.num_captured) for made in recorded] == [(expected, len(expected) + OF_STEP)]
     if draft_tree_size:
-        assert set(drafter.stats.proposed[0]) == {draft_tree_size}
+        assert {draft_tree_size} <= set(drafter.stats.proposed[0]) <= {0, draft_tree_size}
 
 
 def test_sizes_of_trees_are_captured_as_they_are_chosen(wide, recorded, forward_clock):
@@ -81,8 +81,8 @@ def test_sizes_of_trees_are_captured_as_they_are_chosen(wide, recorded, forward_
     for prompt in PROMPTS * 3:
         generate(wide, drafter, prompt[None], max_new_tokens=60, **STATIC)
         sizes |= set(drafter.stats.proposed[0])
-    assert sizes == {0, 4, 8, 16, 32}
-    assert recorded[0].num_captured == OF_STEP + OF_TREE * 4 + 2
+    assert {0, 4} < sizes <= {0, 4, 8, 16, 32}
+    assert recorded[0].num_captured == OF_STEP + OF_TREE * len(sizes - {0}) + 2
 
 
 def test_a_capture_leaves_the_table_as_a_launch_does(wide):
@@ -122,6 +122,19 @@ def test_the_host_reads_once_a_round(wide, recorded, monkeypatch):
         counts.append((len(reads), drafter.stats.num_rounds))
     # What a call reads and sends besides cancels between a short and a long text of the same buffers.
     assert counts[1][0] - counts[0][0] == counts[1][1] - counts[0][1] > 5
+
+
+def test_nothing_is_drafted_after_a_token_that_was_never_seen(wide, recorded, rounds):
+    drafter, prompt = hf_domino.recycling(wide, draft_length="full").double(), PROMPTS[0][None]
+    assert torch.equal(generate(wide, drafter, prompt, **STATIC), generate(wide, None, prompt))
+    proposed = drafter.stats.proposed[0]
+    assert set(proposed) == {0, 32}
+    assert proposed[0] == 0
+    assert len(rounds) == len(proposed) - proposed.count(0)
+    for _, text, _, _ in rounds:
+        assert text[-1] in text[len(PROMPTS[0]) : -1]
+    generate(wide, drafter, prompt, **STATIC)  # which knows what the table holds
+    assert drafter.stats.proposed[0][0] == 32
 
 
 def test_a_forgotten_table_is_that_of_a_new_drafter(wide):

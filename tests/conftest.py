@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import garbage_collection  # noqa: F401, it must come before what follows
 import pytest
 import torch
 import transformers
@@ -56,15 +57,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.quick)
 
 
-def pytest_collection_finish() -> None:
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
     """Keep what is imported by now out of garbage collections, of which every training begins with one."""
+    found = yield
+    gc.collect()
     gc.freeze()
+    gc.enable()
+    return found
 
 
 @pytest.fixture(autouse=True)
 def fixed_seed() -> None:
     """Start every test from the same random state, on one thread: a command may have asked for more."""
-    torch.manual_seed(SEED)
+    if torch.cuda.is_available():
+        torch.manual_seed(SEED)
+    else:
+        torch.default_generator.manual_seed(SEED)  # without notes for a later CUDA, which take milliseconds
     torch.set_num_threads(1)
 
 

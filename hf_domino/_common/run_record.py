@@ -40,9 +40,9 @@ class Run:
     Args:
         steps (`int`): Steps of the optimizer.
         tokens (`int`, *optional*): Tokens that were read in all steps, or None if they were not counted.
-        arguments (`Mapping`, *optional*): What was set: arguments of the training and sizes of the drafter that change
-            the result, in the order in which a card lists them.
-        texts (`Mapping`, *optional*): The [`Text`] to learn, `"train"`, and the held-out one, `"eval"`.
+        arguments (`Mapping`, *optional*): The arguments of the training and the sizes of the drafter that change the
+            result, in the order in which a card lists them.
+        texts (`Mapping`, *optional*): The [`Text`] that it learned (`"train"`) and the held-out one (`"eval"`).
         log (`Sequence[Mapping]`, *optional*): What was logged, as in `log_history` of Transformers' `TrainerState`.
         provenance (`Mapping`, *optional*): Hardware, versions, commit and date.
         base_digest (`str`, *optional*): Digest of the drafter under the adapter, if one was trained.
@@ -72,12 +72,12 @@ class Run:
 
     @property
     def training_log(self) -> list[Mapping[str, Any]]:
-        """What was logged of training steps."""
+        """The entries of the log about training steps."""
         return [entry for entry in self.log if "base_loss" in entry]
 
     @property
     def evaluations(self) -> list[Mapping[str, Any]]:
-        """What was logged of evaluations, at most one for each step."""
+        """The entries of the log about evaluations, at most one for each step."""
         # The last step can be evaluated twice: at the end of its interval, and at the end of the training.
         return list({entry["step"]: entry for entry in self.log if "eval_loss" in entry}.values())
 

@@ -277,7 +277,7 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
 
     @property
     def most_verified(self) -> int:
-        """Most proposals that a round of fixed shape verifies: those of a chain or of a tree."""
+        """The most proposals that a round of fixed shape verifies: those of a chain or of a tree."""
         return max(self.num_draft_tokens, self.fixed_tree_size or 0)
 
     @property

@@ -14,11 +14,11 @@ CALL = "import sys, dill; function, argument = dill.load(sys.stdin.buffer); func
 
 
 def call_in_processes(function: Callable[[Any], Any], arguments: Sequence[Any]) -> list[int]:
-    """Call a function of a module with each argument, each in a process of its own, and return their exit codes.
+    """Call a function with each argument, every time in a new process, and return the exit codes of the processes.
 
-    The pools of `datasets` fork, and a fork of a process in which threads of torch hold a lock can wait for it for
-    ever. Processes that multiprocessing spawns run the user's script again, which fails where it has no guard. Messages
-    of the processes are dropped, and so is what the function returns.
+    The pools of `datasets` fork, and if a thread of torch holds a lock at that moment, the forked process can wait for
+    it forever. Processes that multiprocessing spawns run the user's script again, which fails if the script has no
+    `__main__` guard. What the processes print and what the function returns are dropped.
 
     Args:
         function (`Callable`): A function of one argument, in a module that can be imported.

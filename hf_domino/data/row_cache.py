@@ -119,8 +119,8 @@ def _cached(
 ) -> tuple[Any, RowCounts]:
     """Read memory-mapped examples from the cache of `datasets`; the first process writes it while the others wait.
 
-    With `num_proc`, each of so many new processes encodes a stretch of the records. The examples are the same, and so
-    is their order.
+    With `num_proc`, that many new processes each encode a stretch of the records. The examples and their order stay
+    the same.
     """
     from datasets import Features, Value, concatenate_datasets
     from datasets.fingerprint import Hasher
@@ -133,7 +133,7 @@ def _cached(
         ranges = [(start, min(start + size, total)) for start in range(0, total, size)]
         if len(ranges) > 1:
             stretches = [Stretch(f"{digest}-{start}-{end}", source, reading, start, end) for start, end in ranges]
-            # A table of the stretches that are in the cache, so that processes only start if it is not.
+            # This table lists stretches that are in the cache. Processes only start if the table itself is not there.
             columns = Features({"stretch": Value("string")})
             _from_cache(f"{digest}-in-{len(ranges)}", _encode_in_processes, columns, stretches=tuple(stretches))
     tables = [encode(stretch) for stretch in stretches]
@@ -143,7 +143,7 @@ def _cached(
         return parts[0], counts
     rows = concatenate_datasets(parts)
     texts = (text for flat, lengths in token_batches(rows) for text in np.split(flat, lengths.cumsum()[:-1]))
-    counts.copies = len(rows) - len({hash(text.tobytes()) for text in texts})  # also those of another stretch
+    counts.copies = len(rows) - len({hash(text.tobytes()) for text in texts})  # also across stretches
     return rows, counts
 
 
@@ -183,7 +183,7 @@ def _generate(stretch: Stretch) -> Iterator[Fields]:
     counts = RowCounts()
     records = itertools.islice(stretch.source.records(), stretch.start, stretch.end)
     yield from usable(records, *stretch.reading, counts)
-    # Counts are complete only behind the examples, so an additional row without tokens stores them.
+    # Counts are complete only after the examples, so an additional row without tokens stores them.
     yield {"input_ids": [], "loss_mask": [], "counts": json.dumps(asdict(counts))}
 
 
@@ -197,7 +197,7 @@ def _encode_in_processes(stretches: tuple[Stretch, ...]) -> Iterator[Fields]:
 
 
 def token_batches(rows: Any) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Iterate over the concatenated token ids `[T]` of several examples of a table with the lengths `[R]` of these."""
+    """Yield the concatenated token ids `[T]` of several examples of a table at a time, with their lengths `[R]`."""
     for batch in rows.with_format("arrow").iter(ROWS_AT_ONCE):
         ids = batch["input_ids"].combine_chunks()
         yield ids.flatten().to_numpy(), ids.value_lengths().to_numpy()

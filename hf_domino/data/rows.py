@@ -37,8 +37,8 @@ class RowDataset(Dataset):
             records of a file in [`load_rows`]: `loss_mask` and the other masks say what is learned, and padding is
             dropped. Examples without two neighbouring supervised tokens have no anchor and are left out; a notice
             counts them.
-        counts (`RowCounts`, *optional*): Counts of `rows` that were read already, a `datasets.Dataset` of `input_ids`
-            and `loss_mask`. Without them, the rows are read here.
+        counts (`RowCounts`, *optional*): The counts of `rows`, if these were read already and are a `datasets.Dataset`
+            of `input_ids` and `loss_mask`. Without counts, the records are read here.
         dataset_name (`str`, *optional*): Name of the data set on the Hub that they come from.
 
     Attributes:
@@ -113,7 +113,7 @@ def load_rows(
         chat_template_kwargs (`Mapping`, *optional*): Variables for the chat template, such as
             `{"enable_thinking": False}`.
         num_proc (`int`, *optional*): Number of processes that encode the records of files and of a `datasets.Dataset`.
-            Each starts in a few seconds, so several of them are for large files. Defaults to one.
+            Each takes a few seconds to start, so several of them only pay for large files. Defaults to one.
 
     Returns:
         `RowDataset`: The examples, with the numbers of those that were left out in `counts`.

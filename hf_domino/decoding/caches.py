@@ -1,4 +1,4 @@
-"""Where the target's keys and values are between forwards, and between calls.
+"""The caches that keep the target's keys and values between forwards and between calls.
 
 [`TargetCache`] is the interface. `GrowingCache` is Transformers' own layers, from which rejected positions are dropped.
 After a round, each sequence of a batch drops its own rejected positions. The rest is moved to the right until all
@@ -63,7 +63,7 @@ def shortened_cache(expected: int, found: int) -> ValueError:
 
 
 class TargetCache(ABC):
-    """Where the target's keys and values are: those of the sequences that are still generated."""
+    """Holds the target's keys and values of the sequences that are still generated."""
 
     cache: Any  # what the target's forward takes, and what the caller gets in the end
     lengths: list[int]  # committed positions of each sequence in it, without left padding in a batch
@@ -95,7 +95,7 @@ class TargetCache(ABC):
         """Make room for the next block after texts of these lengths. A cache that grows needs none."""
 
     def open_block(self, num_checked: int) -> int:
-        """Begin a forward over a block of this many positions; return how many a chain is padded to."""
+        """Begin a forward over a block of this many positions; return how many positions a chain is padded to."""
         return num_checked
 
     @abstractmethod
@@ -169,7 +169,7 @@ class GrowingCache(TargetCache):
         snapshot = self._snapshot
         if self._may_recur:
             snapshot = StateSnapshot(self.cache)
-        # The length is known before the crop, so that `end` can complete a crop that is interrupted.
+        # The length is noted before the crop, so that `end` can complete a crop that is interrupted.
         self._settled = length
         self._snapshot = snapshot
         crop_attention(self.cache, length)  # even if it drops nothing, it shrinks sliding layers back to their window

@@ -162,12 +162,12 @@ class ContextSession(DraftSession):
         self._device = drafter.device  # stored, because the property searches the drafter's parameters each time
         self._waiting: list[torch.Tensor] = []  # [B, C, L * H] each, hidden states that are not stored in the context
         self._num_waiting = 0  # how many columns they have together
-        # Of each sequence, the position of the first of them and that of the anchor. All between these are valid.
+        # For each sequence, the positions of its first waiting state and of the anchor. All between these are valid.
         self._starts: list[int] = []
         self._anchors: list[int] = []
 
     def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
-        """Let the valid ones of a prompt's hidden states wait, or store them now if shapes are fixed."""
+        """Let the valid hidden states of a prompt wait, or store them now if shapes are fixed."""
         num_rows, num_new = captured[0].shape[:2]
         counts = [num_new] * num_rows
         starts = [length - num_new] * num_rows
@@ -265,7 +265,7 @@ class ContextSession(DraftSession):
         return self.executor.run(self.backbone, anchors, waiting)
 
     def _store(self) -> None:
-        """Store what waits, before the next draft."""
+        """Store the hidden states that wait, before the next draft."""
         if self._waiting:
             with self.executor.timer.phase("draft"):
                 self.executor.run(self.store_context, self._taken())

@@ -210,7 +210,7 @@ class LookupMemory:
         return 0
 
     def _append(self, tokens: Sequence[int], last: int) -> None:
-        """Append a few tokens behind a place, and index what is before each."""
+        """Append a few tokens after a place, and index what is before each."""
         recent = self.ring.recent(last, ORDERS[-1])
         for token in tokens:
             slot = self.ring.append(token, last)

@@ -14,8 +14,8 @@ import numpy as np
 
 from hf_domino.decoding.token_ring import TokenRing
 
-ORDERS = (2, 6)  # lengths of the n-grams in the index; a third length found no more
-MOST_PLACES = 16  # how many of the latest occurrences of an n-gram are compared; more found no more
+ORDERS = (2, 6)  # lengths of the n-grams in the index; a third length did not help
+MOST_PLACES = 16  # how many of the latest occurrences of an n-gram are compared; more did not help
 # The hash of an n-gram is a sum of its tokens times these numbers modulo 2**64, beginning with the last token.
 _WEIGHTS = [pow(0x9E3779B97F4A7C15, power, 1 << 64) for power in range(1, ORDERS[-1] + 1)]
 _HASH_MASK = (1 << 64) - 1
@@ -30,12 +30,12 @@ class NgramIndex:
 
     def clear(self) -> None:
         """Forget all n-grams."""
-        self._older = [np.zeros(self.size, np.int32) for _ in ORDERS]  # of each slot, the one before it in its bucket
+        self._older = [np.zeros(self.size, np.int32) for _ in ORDERS]  # for each slot, the one before it in its bucket
         self._latest = [np.zeros(self.size, np.int32) for _ in ORDERS]  # the latest slot of each bucket
         self._view()
 
     def _view(self) -> None:
-        # Single items of these are read faster than those of arrays.
+        # Reading a single item of these is faster than reading one of an array.
         self._older_of = [array.data for array in self._older]
         self._latest_of = [array.data for array in self._latest]
 

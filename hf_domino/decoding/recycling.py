@@ -3,8 +3,8 @@
 There is no context, so one session serves rounds that grow and rounds of fixed shape. The latter capture three stages:
 growing the tree, learning from the logits of a verified block, and writing what was learnt into the table.
 
-After a token that has not been seen before, there is nothing to propose. Where the host does not read the tree, it
-knows by the committed tokens which ones have been seen, and such a round is a plain decode step.
+After a token that has not been seen before, there is nothing to propose. If the host does not read the tree, it tells
+from the committed tokens which tokens have been seen, and such a round is a plain decode step.
 
 Shapes: B sequences, N proposals, P depths, V vocabulary.
 """

@@ -54,12 +54,12 @@ class TargetRunner:
         wanted = dict(forward_kwargs or {})
         self._forward_kwargs = wanted | target.capture_kwargs(capture_all=wanted.get("output_hidden_states", False))
         self._keeps_outputs = bool(wanted)
-        self.outputs: Any = None  # of the prompts' forward, and of the last one if they are wanted
+        self.outputs: Any = None  # those of the prompts' forward and, if wanted, of the last one
         self._device = torch.device("cpu")
         self.prompt_length = 0  # positions of the prompts, including padding and what was cached before
         self.prompt_mask: torch.Tensor | None = None  # which of them belong to a token, [B, T]; None if all do
-        # What every verification forward reads besides its block: one number for each sequence `[..., B, 1]`, which are
-        # positions minus lengths and token types, and everything else.
+        # What every verification forward reads besides its block: first what has one number for each sequence
+        # `[..., B, 1]` (positions minus lengths, and token types), then everything else.
         self._of_sequences: dict[str, torch.Tensor] = {}
         self._options: dict[str, Any] = {}
         self._block = torch.empty(0)  # the last block, [B, W]

@@ -40,12 +40,12 @@ TREE_LENGTH = 7  # of the text that a target is tried with
 BATCH_LENGTHS = (3, 5)  # positions before the block in the two sequences that a target is tried with
 BATCH_WIDTH = 2  # positions of the block
 
-# The answers of targets that were tried, by the question and by what else they depend on.
+# What trials of targets have found, by the question and by whatever else the answer depends on.
 _tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, str | None]] = weakref.WeakKeyDictionary()
 
 
 class Support:
-    """Whether the rounds of a call can propose trees, which is found out when it is first asked.
+    """Finds out whether the rounds of a call can propose trees, when that is first asked.
 
     Args:
         runner ([`TargetRunner`]): The runner of the target.
@@ -169,13 +169,13 @@ def _try_batch(target: PreTrainedModel, like: Cache) -> str | None:
 
 
 def _spread(target: PreTrainedModel, num_tokens: int) -> int:
-    """How far tokens are apart that are spread over the vocabulary. The first ids are often special tokens."""
+    """The distance between token ids that are spread over the vocabulary. The first ids are often special tokens."""
     # After special tokens, logits in 16 bits are unreliable.
     return target.config.get_text_config().vocab_size // (num_tokens + 1)
 
 
 def _difference(target: PreTrainedModel, where: str, logits: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """Say how far logits `[N, V]` differ from those expected, if they do: as the median over the positions."""
+    """Say how far logits `[N, V]` differ from the expected ones, as a median over positions; None if they do not."""
     expected = expected.double()
     distances = (logits.double() - expected).square().mean(dim=1).sqrt() / expected.std(dim=1)
     difference = float(distances.median())

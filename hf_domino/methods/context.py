@@ -33,7 +33,7 @@ SPARE = 256  # extra positions to reserve when the first ones are stored
 
 
 class DraftContext(ABC):
-    """Where the keys and values of the context are, for each drafter layer; those of a block are not stored.
+    """Holds the keys and values of the context for each drafter layer; those of a block are not stored.
 
     [`ContextCache`] grows. With fixed shapes, `FixedContext` (`decoding/static/fixed_caches.py`) takes its place.
     """

@@ -76,7 +76,7 @@ class RecyclingModel(DominoDraftModel):
 
     @torch.no_grad()
     def forget(self) -> None:
-        """Empty the table, so that the drafter is as new."""
+        """Empty the table, so that the drafter is like a new one."""
         self.successors.copy_(torch.arange(self.successors.shape[1]))
         self.scores.fill_(-torch.inf)  # until a row is seen
         self.pairs.fill_(-1)
@@ -86,7 +86,7 @@ class RecyclingModel(DominoDraftModel):
 
         Returns:
             `tuple`: The row of each token and that of its pair, `[N, 2]`; the successors in these rows and their
-            scores, `[N, 2, M]` each; and the pair that the second row is of, `[N]`.
+            scores, `[N, 2, M]` each; and the pair that the second row belongs to, `[N]`.
         """
         best = logits.topk(self.successors.shape[1], dim=1)
         chances = best.values.softmax(dim=1).to(self.scores).repeat(2, 1)

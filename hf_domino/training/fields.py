@@ -181,7 +181,7 @@ class TrainingFields:
         return False
 
 
-# Arguments that the record of a run holds, and its card lists.
+# The arguments that the record of a run holds and that its card lists.
 RECORDED = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
     *("optim", "weight_decay"),

@@ -1,1 +1,1 @@
-"""Rounds of fixed shape, whose stages can run as CUDA graphs: the storages, and the workspace that captures."""
+"""Rounds of fixed shape, whose stages can run as CUDA graphs: the storage, and the workspace that captures them."""

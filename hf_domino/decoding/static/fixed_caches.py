@@ -301,7 +301,7 @@ class FixedContext(DraftContext):
         self._values = _resized(self._values, num_slots)
 
     def announce(self, starts: Sequence[int], ends: Sequence[int], device: torch.device) -> None:
-        """Say which positions of each sequence are stored next; those after `ends` are written, too, and never read."""
+        """Say which positions of each sequence are stored next; those after `ends` are written, too, but never read."""
         self._end_of_first = ends[0]
         set_first(self._starts, starts)
         set_first(self._lengths, ends)

@@ -31,7 +31,7 @@ logger = logging.get_logger(__name__)
 
 WARM_UPS = 2  # runs before a capture, in which libraries pick their kernels and allocate their workspaces
 # Per workspace. A batch of eight has stages of 1, 2, 4 and 8 sequences, each for chains of a few lengths and, with
-# token recycling, for trees of two sizes. These are 160, and every new value of a sampling parameter adds some.
+# token recycling, for trees of two sizes. That makes 160, and every new value of a sampling parameter adds some.
 MAX_GRAPHS = 192
 MAX_COMPILED = 64
 COMPILED = ("target_forward", "backbone")  # the correction cannot be traced, and acceptance is only a few kernels

@@ -26,7 +26,7 @@ class SlotCache(TargetCache):
         workspace ([`Workspace`]): Has the slots.
         num_draft_tokens (`int`): The most tokens that a chain drafts.
         room (`tuple[int, int]`): Positions of the largest block, and of the longest text with it.
-        config (`PreTrainedConfig`, *optional*): The target's, if the caller gets a cache, which is a copy that grows.
+        config (`PreTrainedConfig`, *optional*): The target's, if the caller gets a cache, as a copy that grows.
     """
 
     cache: Any
@@ -75,7 +75,7 @@ class SlotCache(TargetCache):
         self._mask = self._workspace.hold("attention_mask", whole)
 
     def reserve(self, lengths: Sequence[int]) -> None:
-        """Make room for the next block after texts of these lengths; buffers that move stay where they are then."""
+        """Make room for the next block after texts of these lengths; buffers only move here."""
         num_positions = max(*self.lengths, *lengths) + self._widest
         if self._workspace.reserve(num_positions, self._longest) and self._mask is not None:
             missing = self._workspace.capacity - self._mask.shape[1]
@@ -84,7 +84,7 @@ class SlotCache(TargetCache):
             )
 
     def open_block(self, num_checked: int) -> int:
-        """Begin a forward over a block; a chain is padded to one of a few widths, and of fewer to compile."""
+        """Begin a forward over a block; a chain is padded to one of a few widths, or to one of two if compiled."""
         self._slots.begin_forward()
         num_proposed = num_checked - 1
         # Prompt lookup can propose as many tokens as a tree has.
@@ -111,7 +111,7 @@ class SlotCache(TargetCache):
     def keep(
         self, counts: Sequence[int], num_checked: int, rows: Sequence[int], run_again: Callable[[int], None]
     ) -> None:
-        """Move the lengths past the committed positions, and the sequences that stay to the front."""
+        """Advance the lengths past the committed positions, and move the sequences that stay to the front."""
         self._move_to([length + count for length, count in zip(self.lengths, counts, strict=True)])
         if 0 < len(rows) < len(self.lengths):
             self._slots.select(rows)

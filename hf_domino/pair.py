@@ -20,7 +20,7 @@ from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import BUNDLED_PROMPTS
 from hf_domino.data.prompts import Asked, bundled_prompts, read_prompts
-from hf_domino.formats.source import check_is_target, check_source, has_model
+from hf_domino.formats.source import RECYCLING, check_is_target, check_source, has_model
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.targets.compatibility import check_target
 from hf_domino.targets.loading import AutoTarget
@@ -28,7 +28,6 @@ from hf_domino.targets.loading import AutoTarget
 BUNDLED = "pycoder-13m"
 CARDS = "model_cards"  # folder in a checkout of the repository
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
-RECYCLING = "recycling"  # name of the drafter that needs no training
 NO_DRAFTER = "no drafter given, and none beside the target: token recycling drafts, which needs no training"
 
 

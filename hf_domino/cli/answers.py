@@ -24,6 +24,7 @@ from hf_domino.cli.flags import choice_of, load_models, with_lookup
 from hf_domino.data.prompts import Asked
 from hf_domino.evaluation.benchmark.prompts import inputs_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
+from hf_domino.evaluation.initial_state import InitialState
 from hf_domino.pair import Pair, prompts_for
 from hf_domino.stats.decoding_stats import DecodingStats
 
@@ -174,13 +175,15 @@ class Comparison(NamedTuple):
 def compare(pair: Pair, prompt: Asked, arguments: dict[str, Any], seed: int, console: Console) -> Comparison:
     """Print the prompt, stream the plain and the assisted output, and then generate both again to time them.
 
-    Every run gets the same `arguments` of `generate` and the same `seed`. Without colours, a `|` ends each round.
+    Every run gets the same `arguments` of `generate` and the same `seed`. Without colours, a `|` ends each round. A
+    drafter that learns while it drafts begins each run, and is left, with what it knew before.
     """
     inputs = inputs_of(pair, [prompt])
     legend = COLOUR_LEGEND if shows_colour(console) else PLAIN_LEGEND
     # With this number, plain `generate` would use its own prompt lookup; here it is meant for the drafter.
     alone = arguments | {"prompt_lookup_num_tokens": None}
     arms = {"plain generate": alone, f"with the drafter: {legend}": arguments | {"assistant_model": pair.drafter}}
+    initial = InitialState([pair.drafter])
     _print_under(console, f"prompt ({pair.name})", text_of(prompt))
     for is_timed in (False, True):
         runs = []
@@ -191,6 +194,7 @@ def compare(pair: Pair, prompt: Asked, arguments: dict[str, Any], seed: int, con
                 streamer = RoundPrinter(pair.tokenizer, console, shows_rounds="assistant_model" in arm)
             torch.manual_seed(seed)
             runs.append(generate_timed(pair.target, inputs, streamer=streamer, **arm))
+            initial.restore()
     (plain, plain_seconds), (assisted, assisted_seconds) = runs
     lengths = pair.drafter.stats.rows[0]
     return Comparison(plain[0], assisted[0], plain_seconds, assisted_seconds, lengths, pair.target.dtype)

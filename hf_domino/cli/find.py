@@ -15,6 +15,7 @@ EXAMPLES = """\
   hf-domino find Qwen/Qwen3-8B
   hf-domino find Qwen/Qwen3-8B --limit 5
 """
+RECYCLE = "Token recycling needs no training: hf-domino chat --target MODEL --drafter recycling"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,13 +42,14 @@ def run(options: argparse.Namespace) -> None:
         found = find(options.target, limit=options.limit)
     except OSError as error:
         if not line:
+            print(RECYCLE, file=sys.stderr)
             raise
         print(f"The Hub was not searched: {error}", file=sys.stderr)
         return
     if not found:
         print(f"The Hub has no drafter that names {options.target} by its base model, its tags or its own name.")
         print("You can train one: hf-domino train --help")
-        print("Token recycling needs no training: hf-domino chat --target MODEL --drafter recycling")
+        print(RECYCLE)
     else:
         print("\n\n".join(map(_paragraph, found)))
 

@@ -33,6 +33,7 @@ from hf_domino.formats.registry import format_of
 
 FolderOrName = str | os.PathLike  # a folder or a Hub name
 Download = Mapping[str, Any]  # arguments of `from_pretrained` for the Hub
+RECYCLING = "recycling"  # in place of a drafter's name: the one that needs no training
 HUB_TIMEOUT = 5  # seconds in which the Hub must answer whether it has a name
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -50,9 +51,11 @@ def check_source(name: str | Path, field: str, **download: Any) -> None:
     reason = _why_not_on_hub(str(name), download)
     if reason is None:
         return
-    folders = [other.name for other in path.parent.glob("*/")]
+    names = [other.name for other in path.parent.glob("*/")]
+    if path.parent == Path():
+        names.append(RECYCLING)
     hint = ""
-    near = difflib.get_close_matches(path.name, folders, n=1)
+    near = difflib.get_close_matches(path.name, names, n=1)
     if near:
         hint = f" Did you mean {str(path.parent / near[0])!r}?"
     raise ValueError(

@@ -264,7 +264,7 @@ def named(target: PreTrainedModel, name: Any, **download: Any) -> DominoDraftMod
             loaded.pop(key, None)  # frees its memory before the next one is loaded
             found = pipeline_drafter(target, name, **download)
             if found is None:
-                remedy = "A model of another kind must be loaded first."
-                raise invalid_argument("the name of a drafter", "that of a folder or on the Hub", place, remedy)
+                remedy = "Load a model of another kind first. `hf-domino find TARGET` lists drafters."
+                raise invalid_argument("assistant_model", "a drafter, if it is a name", place, remedy)
             loaded[key] = (state, found)
         return loaded[key][1]

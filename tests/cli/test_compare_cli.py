@@ -155,6 +155,19 @@ def test_a_busy_machine_is_said(tiny_pair_folder, capsys, monkeypatch):
     assert last.endswith(f" x with the drafter; {busy}.")
 
 
+def test_no_run_knows_the_text_from_an_earlier_run(tiny_pair_folder, monkeypatch):
+    known = []
+
+    def watched(target, inputs, **arguments):
+        if drafter := arguments.get("assistant_model"):
+            known.append(drafter.scores.isfinite().any().item())
+        return generate_timed(target, inputs, **arguments)
+
+    monkeypatch.setattr(answers, "generate_timed", watched)
+    assert compare(tiny_pair_folder, *FLAGS, "--threads", "1", "--drafter", "recycling") == 0
+    assert known == [False, False]
+
+
 @pytest.mark.gpu
 def test_it_on_a_gpu(tiny_pair_folder, capsys):
     assert compare(tiny_pair_folder, *FLAGS, "--device", "cuda") == 0

@@ -429,8 +429,9 @@ def test_a_name_of_no_drafter(tiny_qwen3, saved_pair, tmp_path):
     for name, message in (
         (
             saved_pair[0],
-            "the name of a drafter must be that of a folder or on the Hub, got '/.*must be loaded first",
+            "assistant_model must be a drafter, if it is a name, got '/.*hf-domino find TARGET",
         ),
+        ("recyling", "got 'recyling'.* Did you mean 'recycling'"),
         (tmp_path / "nothing", r"assistant_model must be a folder or a Hub name, got '/.*nothing'"),
     ):
         with pytest.raises(ValueError, match=message):

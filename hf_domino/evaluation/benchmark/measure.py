@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from hf_domino.evaluation.benchmark.methods import Arguments, drafter_in
 from hf_domino.evaluation.benchmark.options import BASELINE, FIRST_TOKEN, PACKED, PEAK_MEMORY, BenchOptions
 from hf_domino.evaluation.benchmark.prompts import inputs_of, source
 from hf_domino.evaluation.benchmark.timing import generate_timed, streamed_rounds
+from hf_domino.evaluation.initial_state import InitialState
 from hf_domino.evaluation.results import Result
 from hf_domino.pair import Pair
 from hf_domino.stats.decoding_stats import DecodingStats
@@ -39,13 +39,8 @@ class Bench:
         self.pair = pair
         self.methods = methods
         self.options = options
-        # A drafter that learns while it drafts must not know a text from an earlier run, so every run starts with its
-        # initial state.
-        self._empty = [
-            (drafter, deepcopy(drafter.state_dict()))
-            for drafter in map(drafter_in, methods.values())
-            if drafter is not None and drafter.config.learns_while_drafting
-        ]
+        drafters = map(drafter_in, methods.values())
+        self._initial = InitialState(drafter for drafter in drafters if drafter is not None)
         self.modes = ["greedy"]
         if options.temperature > 0:
             self.modes.append("sample")
@@ -69,7 +64,7 @@ class Bench:
         self.pair.target.generate(**inputs, **self._call(BASELINE, mode) | {"max_new_tokens": 1})
         for _ in range(self.options.repeats):
             for method in self.methods:
-                self._empty_tables()
+                self._initial.restore()
                 torch.manual_seed(seed)
                 # On a CPU, timing the phases only reads a clock. On a GPU, it needs events, so it has a separate run.
                 timer = nullcontext() if inputs["input_ids"].is_cuda else timed_phases()
@@ -106,10 +101,6 @@ class Bench:
             choice = {"do_sample": True, "temperature": self.options.temperature, "top_k": 0, "top_p": 1.0}
         return self.methods[method] | choice | {"max_new_tokens": self.options.max_new_tokens}
 
-    def _empty_tables(self) -> None:
-        for drafter, state in self._empty:
-            drafter.load_state_dict(state)
-
     def _speed(self, tokens: torch.Tensor, seconds: list[float]) -> Figures:
         ends = eos_ids_of(self.pair.target.generation_config)
         texts = [cut_at_end(text, ends).ids for text in tokens.tolist()]
@@ -143,7 +134,7 @@ class Bench:
         drafter = drafter_in(call)
         if drafter is not None:
             if drafter.stats.phases is None:
-                self._empty_tables()
+                self._initial.restore()
                 with timed_phases():
                     self.pair.target.generate(**inputs, **call)
             stats = drafter.stats

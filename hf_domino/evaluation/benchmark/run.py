@@ -19,7 +19,8 @@ from hf_domino.evaluation.benchmark.report import label, plain_label
 from hf_domino.evaluation.benchmark.rows import finished, settings_of
 from hf_domino.evaluation.benchmark.summary import are_ties, rows_of
 from hf_domino.evaluation.results import Result, append_results, measured, to_lines
-from hf_domino.pair import NO_DRAFTER, RECYCLING, choose_dtype, load_pair, prompts_for
+from hf_domino.formats.source import RECYCLING
+from hf_domino.pair import NO_DRAFTER, choose_dtype, load_pair, prompts_for
 
 EXACT_DTYPE = "float32"  # the dtype in which greedy output must equal that of plain generation
 

@@ -38,8 +38,8 @@ from hf_domino.decoding.static.graphs import without_graphs
 from hf_domino.decoding.static.workspace import release_workspaces
 from hf_domino.evaluation.benchmark.timing import timed
 from hf_domino.evaluation.results import Result, to_lines
+from hf_domino.formats.source import RECYCLING
 from hf_domino.methods import DominoDraftModel
-from hf_domino.pair import RECYCLING
 
 SHAPES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {  # of target and drafter
     "qwen3-8b": (

@@ -233,10 +233,10 @@ def test_qwen_coders_stages_run_commands_of_ours(problem_wheel, make_drafter, ti
     assert "messages" in next(read_records(work / "text" / "evaluation.parquet"))[1]
     measured = {parse(words).results.stem: parse(words) for words in called[4:]}
     assert all(set(one.methods) <= set(MEASURABLE) for one in measured.values())
-    assert len(read_prompts(measured["results-edits"].prompts)) == 10
+    assert len(read_prompts(measured["results-edits"].prompts)) == 24
     assert len(read_prompts(measured["results-human-eval"].prompts)) == 2
     benched = read_prompts(measured["results-spec-bench"].prompts)
-    assert Counter(prompt["module"] for prompt in benched) == {"spec-bench/a": 13, "spec-bench/b": 13}
+    assert Counter(prompt["module"] for prompt in benched) == {"spec-bench/a": 12, "spec-bench/b": 12}
     assert not passed  # code is run on request only
     made.run("train")
     assert len(called) == 7  # not again

@@ -36,10 +36,11 @@ RECIPE, ABOUT = (Path(__file__).with_name(f"qwen_coder.{ending}") for ending in 
 # Half of its answers are longer than 192 tokens; one that is cut is as good to learn from.
 WRITING = ("--max-new-tokens=192", "--keep-unended", "--temperatures", "0", "0.7")
 BATCH_SIZE = 64
-FREE = ("packed", "prompt_lookup", "recycling", "recycling_lookup")  # methods that need no training
+FREE = ("packed", "prompt_lookup", "recycling_lookup")  # methods that need no training
 DRAFTED = ("domino_adaptive", "domino_lookup")
-MEASURED = {"human-eval": 24, "edits": 10, "spec-bench": 26}  # prompts of each kind
-NEW_TOKENS = {"human-eval": 128, "edits": 192, "spec-bench": 128}
+MEASURED = 24  # prompts of each kind
+NEW_TOKENS = {"human-eval": 80, "edits": 64, "spec-bench": 64}
+TEMPERATURES = {"human-eval": 0.7, "edits": 0, "spec-bench": 0}  # 0: greedy only
 CARD = f"""\
 ---
 license: apache-2.0
@@ -152,8 +153,8 @@ class QwenCoderRecipe(DrafterRecipe):
         """Measure the drafter beside the methods that need none, in float32, where texts must be equal."""
         for name, prompts in self.prompts().items():
             what = (f"--target={self.target}", f"--drafter={self.drafter}", "--dtype=float32")
-            how = (f"--methods={','.join(FREE + DRAFTED)}", "--temperature=0.7", "--repeats=1")
-            texts = (f"--prompts={prompts}", f"--num-prompts={MEASURED[name]}", f"--max-new-tokens={NEW_TOKENS[name]}")
+            how = (f"--methods={','.join(FREE + DRAFTED)}", f"--temperature={TEMPERATURES[name]}", "--repeats=1")
+            texts = (f"--prompts={prompts}", f"--num-prompts={MEASURED}", f"--max-new-tokens={NEW_TOKENS[name]}")
             rows = f"--results={self.drafter / f'results-{name}.jsonl'}"
             run_command(HF_DOMINO, "bench", *what, *texts, *how, rows)
         if self.executes:
@@ -171,7 +172,7 @@ class QwenCoderRecipe(DrafterRecipe):
             "edits": write_edits(self.work / "edits.jsonl"),
         }
         if self.questions is not None:
-            found["spec-bench"] = self._write("spec-bench.jsonl", first_turns(self.questions, MEASURED["spec-bench"]))
+            found["spec-bench"] = self._write("spec-bench.jsonl", first_turns(self.questions, MEASURED))
         return found
 
 

@@ -6,6 +6,7 @@ A hash of a module's name says whether its functions are held out, as everywhere
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import random
 import sysconfig
@@ -25,7 +26,7 @@ EVALUATION = "evaluation"
 # The first parts are a mixture of everything already, so that training can begin before the last one is answered.
 PARTS = (EVALUATION, *map(str, range(16)))
 PROMPTS_OF_A_PART, HELD_OUT_PROMPTS = 256, 64
-EDIT_LINES = range(22, 41)
+EDIT_LINES, NUM_EDITS = range(22, 41), 24
 EDITS = (
     "Add type hints to this code. Return the whole code.",
     "Add a docstring where one is missing, and change nothing else. Return the whole code.",
@@ -79,11 +80,10 @@ def write_prompts(folder: Path) -> dict[str, Path]:
 
 
 def write_edits(path: Path) -> Path:
-    """Write the ten edits, unless they are there: whole lines of held-out modules, and what is to change in them."""
+    """Write the edits, unless they are there: whole lines of held-out modules, and what is to change in them."""
     if not path.exists():
-        pieces = _pieces()
         rows = []
-        for change, (name, code) in zip(EDITS, pieces, strict=True):
+        for change, (name, code) in zip(itertools.cycle(EDITS), _pieces(), strict=False):
             text = f"{change}\n\n```python\n{code}\n```"
             rows.append(json.dumps({"module": name, "messages": [{"role": "user", "content": text}]}) + "\n")
         write_atomic(path, "".join(rows))
@@ -101,8 +101,8 @@ def _pieces() -> list[tuple[str, str]]:
         codes = list(_definitions(path, root, True, (ast.FunctionDef, ast.ClassDef), EDIT_LINES))
         if codes:
             found.append((path.relative_to(root).as_posix(), max(codes, key=len)))
-    step = len(found) // len(EDITS)
-    return found[: step * len(EDITS) : step]
+    step = len(found) // NUM_EDITS
+    return found[: step * NUM_EDITS : step]
 
 
 class CodeTasks(Tasks):

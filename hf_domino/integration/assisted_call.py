@@ -265,6 +265,6 @@ def named(target: PreTrainedModel, name: Any, **download: Any) -> DominoDraftMod
             found = pipeline_drafter(target, name, **download)
             if found is None:
                 remedy = "Load a model of another kind first. `hf-domino find TARGET` lists drafters."
-                raise invalid_argument("assistant_model", "a drafter, if it is a name", place, remedy)
+                raise invalid_argument("the name of a drafter", "that of a drafter", place, remedy)
             loaded[key] = (state, found)
         return loaded[key][1]

@@ -46,8 +46,8 @@ _LOOK_AHEAD = "see later ones, so the text depends on how many are computed at o
 RELATIVE_POSITIONS = ("bloom", "mpt")
 COUNTS_PADDING = ("git",)
 OWN_DRAFTER = (
-    "Load the drafter made for this target (`hf-domino find TARGET` lists those we know), or build one with "
-    "DominoConfig.for_target(target.config)."
+    "Load the drafter made for this target, or build one with DominoConfig.for_target(target.config). "
+    "`hf-domino find TARGET` lists released ones."
 )
 
 

@@ -44,7 +44,7 @@ def test_copies_from_the_text(target, saved_pair):
 
 
 def test_where_no_drafter_is_named(target, saved_pair):
-    with pytest.raises(ValueError, match="the name of a drafter must be that of a folder"):
+    with pytest.raises(ValueError, match="the name of a drafter must be that of a drafter"):
         generate(target, PROMPT, drafter=str(saved_pair[0]))
     with pytest.raises(ValueError, match="drafter must be the repository of the drafter"):
         generate(target, PROMPT)

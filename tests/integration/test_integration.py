@@ -429,7 +429,7 @@ def test_a_name_of_no_drafter(tiny_qwen3, saved_pair, tmp_path):
     for name, message in (
         (
             saved_pair[0],
-            "assistant_model must be a drafter, if it is a name, got '/.*hf-domino find TARGET",
+            "the name of a drafter must be that of a drafter, got '/.*hf-domino find TARGET",
         ),
         ("recyling", "got 'recyling'.* Did you mean 'recycling'"),
         (tmp_path / "nothing", r"assistant_model must be a folder or a Hub name, got '/.*nothing'"),

@@ -138,3 +138,17 @@ def recorded_graphs() -> Iterator[list[RecordedGraphs]]:
     finally:
         workspace.StageGraphs = real
         workspace.release_workspaces()
+
+
+def note_transfers(monkeypatch):
+    """Return a list that grows by a name whenever the host reads a tensor or makes one."""
+    found = []
+
+    def noting(name, function):
+        return lambda *args, **kwargs: found.append(name) or function(*args, **kwargs)
+
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__"):
+        monkeypatch.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name)))
+    for name in ("tensor", "as_tensor"):
+        monkeypatch.setattr(torch, name, noting(f"torch.{name}", getattr(torch, name)))
+    return found

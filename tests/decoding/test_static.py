@@ -14,7 +14,7 @@ import pytest
 import torch
 from builders import build_drafter, left_padded
 from oracle import at_most, oracle, proposed
-from recorded_graphs import RecordedGraphs, recorded_graphs
+from recorded_graphs import RecordedGraphs, note_transfers, recorded_graphs
 from test_families import FAMILIES, NEW_TOKENS, PROMPT, build
 from transformers import LogitsProcessor, StaticCache
 
@@ -240,17 +240,10 @@ def test_a_call_finds_nothing_of_those_before(target, stages, make_drafter):
 )
 def test_the_host_reads_once_a_round(tiny_qwen3, make_drafter, monkeypatch, recorded, distribution, num_drafted):
     """And sends nothing: on a GPU both would wait for the device."""
-    drafter, reads = make_drafter(tiny_qwen3).restricted(range(num_drafted)), []
+    drafter = make_drafter(tiny_qwen3).restricted(range(num_drafted))
     options = {"max_new_tokens": 40, "eos_token_id": -1, "assistant_model": drafter, **distribution, **STATIC}
     tiny_qwen3.generate(PROMPT, **options)  # makes the recordings
-
-    def noting(name, function):
-        return lambda *args, **kwargs: reads.append(name) or function(*args, **kwargs)
-
-    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__"):
-        monkeypatch.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name)))
-    for name in ("tensor", "as_tensor"):
-        monkeypatch.setattr(torch, name, noting(f"torch.{name}", getattr(torch, name)))
+    reads = note_transfers(monkeypatch)
     counts = []
     for new_tokens in (20, 40):
         reads.clear()

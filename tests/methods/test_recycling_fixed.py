@@ -8,7 +8,7 @@ import importlib
 import pytest
 import torch
 from calls_of_methods import PROMPTS, SAMPLED, calls, generate
-from recorded_graphs import recorded_graphs
+from recorded_graphs import note_transfers, recorded_graphs
 
 import hf_domino
 from hf_domino.decoding.policy import policy_for
@@ -102,18 +102,11 @@ def test_a_capture_leaves_the_table_as_a_launch_does(wide):
 
 def test_the_host_reads_once_a_round(wide, recorded, monkeypatch):
     """And sends nothing: on a GPU both would wait for the device."""
-    drafter, reads = hf_domino.recycling(wide, draft_length="full", draft_tree_size=16).double(), []
+    drafter = hf_domino.recycling(wide, draft_length="full", draft_tree_size=16).double()
     options = {"max_new_tokens": 60, "assistant_model": drafter, "do_sample": False, "pad_token_id": 2} | STATIC
     prompt = PROMPTS[0][None]
     wide.generate(prompt, **options)  # makes the recordings
-
-    def noting(name, function):
-        return lambda *args, **kwargs: reads.append(name) or function(*args, **kwargs)
-
-    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__index__", "__float__"):
-        monkeypatch.setattr(torch.Tensor, name, noting(name, getattr(torch.Tensor, name)))
-    for name in ("tensor", "as_tensor"):
-        monkeypatch.setattr(torch, name, noting(f"torch.{name}", getattr(torch, name)))
+    reads = note_transfers(monkeypatch)
     counts = []
     for new_tokens in (20, 60):
         drafter.forget()

@@ -15,7 +15,7 @@ from statistics import geometric_mean, mean
 from hf_domino import DominoConfig
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED, RECYCLED, keeps_seed
 from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number, plain_label
-from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, summarize
+from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, speed_ups_of, summarize
 from hf_domino.evaluation.results import Result, measured, read_results
 from hf_domino.publishing.released import ReleasedDrafter, read_released
 from study.plan import load_study
@@ -28,6 +28,7 @@ ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
 OURS = (*RECYCLED, ALONE, WITH_LOOKUP)  # methods that run in hf_domino's loop with default settings
 COMPILED = "plain, static"  # of model_cards/workshop/benchmarks/pairs.py
 MEASURED_ON = {
+    "results-edits": "edits",
     "results-human-eval": "HumanEval",
     "results-spec-bench": "Spec-Bench",
 }  # file of results -> its prompts, if these are not the target's own
@@ -310,6 +311,54 @@ def _tokens_a_round(rows: Iterable[Result]) -> str:
     return f"{sum(row['new_tokens'] for row in chosen) / sum(row['rounds'] for row in chosen):.2f}"
 
 
+def tasks(folder: Path, files: Sequence[str]) -> str:
+    """The speed over plain generation by task, a column for each method, and the lowest and the mean of all prompts."""
+    rows = read_results(folder / files[0])
+    names = [name for name in dict.fromkeys(row.method for row in rows) if name != BASELINE]
+    parts = {name: [row for row in rows if row["task"] == name] for name in dict.fromkeys(row["task"] for row in rows)}
+    body = []
+    for name, part in (parts | {"**all prompts**": rows}).items():
+        count = len({row["prompt"] for row in part})
+        body.append([f"{name.replace('_', ' ')} ({count})", *(_ratio(part, method, "greedy") for method in names)])
+    slowest = (min(speed_ups_of(rows, method, BASELINE, "greedy")) for method in names)
+    body.append(["slowest prompt", *(number(ratio, " x") for ratio in slowest)])
+    warm = [row for row in rows if row["half"] == "warm" and row["task"] != "conversation"]
+    memory, others = names[-1], names[-2]
+    ratio, low, high = speed_ratio(warm, memory, others, "greedy")
+    ours = [row for row in rows if row.method in (*RECYCLED, memory)]
+    first = rows[0]
+    return (
+        f"{markdown_table([plain_label(name) for name in names], body)}\n"
+        f"In the second half of each task's questions, {memory} was {ratio:.2f} ({low:.2f} to {high:.2f}) times "
+        f"as fast as {plain_label(others)}.\n\n"
+        f"- [{Path(files[0]).name}]({files[0]}): {first['target']} in {first['dtype']}, greedy, "
+        f"{first['max_new_tokens']} tokens, {first['threads']} threads of {_machine(*rows)}; "
+        f"{count_equal(ours)} of {len(ours)} outputs equal plain `generate`'s.\n"
+    )
+
+
+def pass_rates(folder: Path, files: Sequence[str]) -> str:
+    """How many problems of HumanEval each way of generation solves, whether the texts are equal, and what they took."""
+    rows = read_results(folder / files[0])
+    ways: dict[str, list[Result]] = {}
+    for row in rows:
+        ways.setdefault(row.method, []).append(row)
+    body = []
+    for method, of_way in ways.items():
+        solved = sum(row["passes"] for row in of_way)
+        equal = sum(row["equals_plain"] for row in of_way)
+        tokens, seconds = (sum(row[figure] for row in of_way) for figure in ("new_tokens", "seconds"))
+        cells = (f"{solved} of {len(of_way)}", f"{equal} of {len(of_way)}", f"{tokens:,}", f"{seconds:.0f}")
+        body.append([plain_label(method), *cells])
+    first = rows[0]
+    return (
+        f"{markdown_table(['pass@1', 'texts equal to plain', 'tokens', 'seconds'], body)}\n"
+        f"- [{Path(files[0]).name}]({files[0]}): {len(ways[first.method])} problems of HumanEval, {first['target']} in "
+        f"float32, greedy, whole answers of up to {first['max_new_tokens']} tokens, {first['threads']} threads of "
+        f"{_machine(*rows)}.\n"
+    )
+
+
 def recipe(folder: Path, files: Sequence[str]) -> str:
     """CPU-minutes of each stage of a recipe, by the first of FILES, and what its drafter emitted, by the other."""
     spent: dict[str, float] = {}
@@ -346,6 +395,8 @@ TABLES = (
     costs,
     rollouts,
     edits,
+    tasks,
+    pass_rates,
     recipe,
 )
 RENDERED = {function.__name__: function for function in TABLES}

@@ -24,6 +24,7 @@ from chats import chat_tokenizer, write_lines
 from safetensors.torch import load_file
 
 import commands
+import tables
 from hf_domino import DominoConfig
 from hf_domino._common.run_record import Run
 from hf_domino.cards.sections import CARD, read_sections
@@ -280,6 +281,11 @@ def test_a_pass_is_counted_with_and_without_the_drafter_and_not_again(
         (f"HumanEval/{number}", method, bool(number)) for number in (0, 1) for method in ("plain", "domino_lookup")
     ]
     assert all(row["equals_plain"] and row["commit"] for row in found)
+    assert all(row["seconds"] > 0 and 0 < row["new_tokens"] <= 12 for row in found)
+    said = tables.pass_rates(problem_wheel, ["passes.jsonl"])
+    assert said.count("| 1 of 2 | 2 of 2 |") == 2
+    assert "2 problems of HumanEval" in said
+    assert "up to 12 tokens" in said
 
 
 def test_an_adapter_is_compared_on_what_the_tuned_target_writes(tmp_path, tiny_pair_folder, monkeypatch):

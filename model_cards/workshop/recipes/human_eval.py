@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -111,13 +112,16 @@ def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count
         if any(result["task_id"] == problem["task_id"] for result in found):
             continue
         inputs = encode(pair.tokenizer, [prompt])
-        answers = {}
-        for name, arguments in ways.items():
-            output = pair.target.generate(**inputs, **arguments, do_sample=False, max_new_tokens=NEW_TOKENS)
-            answers[name] = pair.tokenizer.decode(output[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
         settings = {"task_id": problem["task_id"], "target": pair.name, "max_new_tokens": NEW_TOKENS}
-        for name, answer in answers.items():
-            figures = {"passes": passes(problem, answer), "equals_plain": answer == answers["plain"]}
+        plain = None
+        for name, arguments in ways.items():
+            start = time.perf_counter()
+            output = pair.target.generate(**inputs, **arguments, do_sample=False, max_new_tokens=NEW_TOKENS)
+            seconds = round(time.perf_counter() - start, 4)
+            ids = output[0, inputs["input_ids"].shape[1] :].tolist()
+            plain = ids if plain is None else plain
+            passed = passes(problem, pair.tokenizer.decode(ids, skip_special_tokens=True))
+            figures = {"passes": passed, "equals_plain": ids == plain, "new_tokens": len(ids), "seconds": seconds}
             found.append(Result(name, settings, figures, made))
         write_atomic(results, to_lines(found))
     return results

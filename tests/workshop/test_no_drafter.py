@@ -1,0 +1,46 @@
+"""The benchmark without a trained drafter: its questions, its rows, and what the page says of them."""
+
+from __future__ import annotations
+
+import json
+
+from chats import chat_tokenizer, write_lines
+
+import tables
+from hf_domino.evaluation.results import read_results
+
+
+def test_questions_of_each_task_take_turns(benchmark_module, tmp_path):
+    no_drafter = benchmark_module("no_drafter")
+    categories = ("writing", "rag", "stem", "qa")
+    asked = [{"category": categories[n % 4], "turns": [f"{categories[n % 4]} {n}?", "And?"]} for n in range(40)]
+    path = tmp_path / "questions.jsonl"
+    write_lines(path, asked)
+    found = list(no_drafter.prompts(path, 2))
+    assert [(task, half) for task, half, _ in found[:6]] == [
+        (task, half) for half in ("cold", "warm") for task in ("mt_bench", "rag", "qa")
+    ]
+    assert len({text for *_, text in found}) == len(found) == 6 + len(no_drafter.TURNS)
+
+
+def test_rows_of_a_tiny_target_fill_the_page(benchmark_module, tiny_llama, tiny_tokenizer, monkeypatch, tmp_path):
+    no_drafter = benchmark_module("no_drafter")
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text("".join(json.dumps({"category": "qa", "turns": [f"Why {n}?"]}) + "\n" for n in range(4)))
+    monkeypatch.setattr(no_drafter, "TURNS", ("Begin.", "Go on."))
+    monkeypatch.setattr(no_drafter.AutoModelForCausalLM, "from_pretrained", lambda *words, **more: tiny_llama)
+    monkeypatch.setattr(
+        no_drafter.AutoTokenizer, "from_pretrained", lambda *words, **more: chat_tokenizer(tiny_tokenizer)
+    )
+    rows = tmp_path / "rows.jsonl"
+    words = ["--target", "tiny", "--questions", questions, "--per-task", 2, "--max-new-tokens", 8, "--rows", rows]
+    no_drafter.main(list(map(str, words)))
+    found = read_results(rows)
+    assert len(found) == 6 * 4
+    assert all(row["equals_plain"] and row["seconds"] > 0 for row in found)
+    lengths = [row["prompt_tokens"] for row in found if row.method == "plain" and row["task"] == "conversation"]
+    assert lengths[1] > lengths[0]  # the second turn repeats the first and its answer
+    said = tables.tasks(tmp_path, [rows.name])
+    assert "| qa (2) |" in said
+    assert "| conversation (2) |" in said
+    assert "12 of 12 outputs equal plain" in said

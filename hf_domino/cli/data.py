@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="+",
         default=[],
-        help=f"files of records with {PROMPT_FIELDS}, or chat, code or maths for bundled ones",
+        help=f"files of records with {PROMPT_FIELDS}, or chat, code, maths or text for bundled ones",
     )
     add(
         "--exclude",
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
     """Run `hf-domino data`."""
     from hf_domino.configuration.from_target import within_window
     from hf_domino.data.prompts import prompt_file
-    from hf_domino.data.self_written import check_chat_template
+    from hf_domino.data.self_written import check_writes_prompts
     from hf_domino.data.writing import write_data
     from hf_domino.pair import find_target
 
@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
     set_up(options.threads)
     tokenizer = AutoTokenizer.from_pretrained(options.target)
     if not options.prompts:
-        check_chat_template(tokenizer)  # first: a base model cannot write prompts, whatever its context window is
+        check_writes_prompts(tokenizer)  # first: a base model cannot write prompts, whatever its context window is
     config = AutoConfig.from_pretrained(options.target)
     settings = replace(settings, max_length=within_window(config, settings.max_length, settings.max_new_tokens))
     load = _from_endpoint if options.endpoint else _from_target

@@ -22,7 +22,7 @@ DEFAULT_ROPE_THETA = 10_000.0
 RESERVED = (r"(reserved|unused|control|place.?holder|dummy|extra|special)\D*\d", r"\bunk\b")
 # Fields in which targets say how many positions they have.
 LENGTH_LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-SHORTER = "Let it write shorter answers (--max-new-tokens)."
+SHORTER = "Choose a shorter one (--max-new-tokens)."
 
 
 def _read(text: PreTrainedConfig, field: str) -> Any:
@@ -61,9 +61,9 @@ def within_window(target_config: PreTrainedConfig, max_length: int, answer: int 
     """
     window = _positive(target_config.get_text_config(decoder=True), *LENGTH_LIMITS) or max_length
     if window <= answer:
-        raise invalid_argument("max_new_tokens", f"below {window}, all the target reads", answer, SHORTER)
+        raise invalid_argument("max_new_tokens", f"below {window}, because the target reads no more", answer, SHORTER)
     if window < max_length:
-        notice(f"rows are cut at {window} tokens, the most that the target reads, not at {max_length}.")
+        notice(f"examples are cut at {window} tokens, because the target reads no more.")
     return min(window, max_length)
 
 

@@ -170,12 +170,17 @@ def encode_prompt(prompt: Asked, tokenizer: Any, template_kwargs: Mapping[str, A
     """
     if "messages" not in prompt:
         return encode_text(prompt["text"], tokenizer, goes_on=True)
-    if getattr(tokenizer, "chat_template", None) is None:
-        remedy = "Give prompts with `prompt` or `text`, which the target continues."
-        raise invalid_argument("the target's chat template", "set for prompts with `messages`", None, remedy)
+    check_answers_messages(tokenizer)
     arguments = {**(template_kwargs or {}), **template_arguments(read_template_fields(prompt))}
     text = render_chat(list(prompt["messages"]), tokenizer, arguments, add_generation_prompt=True)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def check_answers_messages(tokenizer: Any) -> None:
+    """Raise a `ValueError` if a tokenizer has no chat template, which prompts with `messages` need."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        remedy = "Give prompts with `prompt` or `text`, which the target continues."
+        raise invalid_argument("the target's chat template", "set for prompts with `messages`", None, remedy)
 
 
 class PromptFilter:

@@ -27,18 +27,22 @@ SENTINEL = "Sentinel7Question"  # a word that no chat template contains
 WAY_OUT = "Pass prompts for it to answer (--prompts FILE)."
 
 
-def check_chat_template(tokenizer: Any) -> None:
-    """Raise a `ValueError` if the tokenizer has no chat template."""
+def check_writes_prompts(tokenizer: Any) -> None:
+    """Raise a `ValueError` if the target has no chat template, without which it cannot write prompts."""
     if tokenizer.chat_template is None:
-        remedy = "Use a chat model, or pass texts that the target continues (`prompt` or `text`, --prompts FILE)."
-        raise invalid_argument("the target's chat template", "set, to write chats", None, remedy)
+        expected = "given for a target without a chat template, which cannot write its own"
+        remedy = (
+            "Pass texts that it continues (--prompts FILE with `prompt` or `text`; --prompts text takes bundled ones), "
+            "or choose a chat model."
+        )
+        raise invalid_argument("prompts", expected, None, remedy)
 
 
 def find_user_turn(
     tokenizer: Any, ends: Sequence[int], system: str | None, template_kwargs: Fields
 ) -> tuple[list[int], tuple[int, ...]]:
     """Find the token ids of a chat up to the user's first word, and the token ids that end the user's turn."""
-    check_chat_template(tokenizer)
+    check_writes_prompts(tokenizer)
     messages = with_system([{"role": USER, "content": SENTINEL}], system)
     text = render_chat(messages, tokenizer, template_kwargs, add_generation_prompt=True)
     before, _, behind = text.partition(SENTINEL)

@@ -79,8 +79,11 @@ class WritingSettings:
         for name, (is_right, expected) in ranges.items():
             if not is_right:
                 (described,) = (each for each in fields(self) if each.name == name)
+                value = getattr(self, name)
                 remedy = f"Choose another value ({flag_of(described)})."
-                raise invalid_argument(name, expected, getattr(self, name), remedy)
+                if value == described.default:
+                    remedy = f"This is the default: choose another value ({flag_of(described)})."
+                raise invalid_argument(name, expected, value, remedy)
 
     def of_the_text(self) -> dict[str, Any]:
         """Return the settings that the written text depends on, for JSON."""

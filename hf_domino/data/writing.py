@@ -19,9 +19,9 @@ from hf_domino._common.notices import notice
 from hf_domino._common.version import __version__
 from hf_domino.data.answers import REFUSED, TOO_LONG, UNENDED, Answer, write_answers
 from hf_domino.data.filters import Exclusions, loops
-from hf_domino.data.prompts import Prompt, PromptFilter, prompt_of
+from hf_domino.data.prompts import Prompt, PromptFilter, check_answers_messages, prompt_of
 from hf_domino.data.records import Source, from_files
-from hf_domino.data.self_written import check_chat_template, find_user_turn, write_prompts
+from hf_domino.data.self_written import find_user_turn, write_prompts
 from hf_domino.data.settings import WritingSettings
 from hf_domino.data.units import Rows, run_units
 from hf_domino.data.writers import Writer
@@ -105,7 +105,7 @@ def _filter(given: Source, tokenizer: Any, exclusions: Exclusions, settings: Wri
     for place, record in given.records():
         prompt = prompt_of(record, place, plain, settings.system)
         if prompt.messages:
-            check_chat_template(tokenizer)
+            check_answers_messages(tokenizer)
         if settings.rows is not None and len(filtered.kept) == settings.rows:
             filtered.dropped["surplus"] += 1
         else:

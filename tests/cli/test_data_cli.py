@@ -89,7 +89,8 @@ def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):
         ("--seed -1", "seed must be in [0, 4294967295], got -1. Choose another value (--seed)."),
         ("--threads 0", "--threads: must be a number in [1, 1024], got '0'"),
         ("--template-kwargs [1]", "template_kwargs must be a JSON object, got [1]"),
-        ("--max-new-tokens 300", "must be below 256, all the target reads, got 300. Let it write shorter answers"),
+        ("--max-new-tokens 300", "must be below 256, because the target reads no more, got 300. Choose a shorter one"),
+        ("--max-new-tokens 5000", "got 4096. This is the default: choose another value (--max-length)."),
         ("--target nowhere/at-all", "--target must be a folder or a Hub name"),
         ("--template-kwargs {", "--template-kwargs: invalid"),
     ],
@@ -103,5 +104,23 @@ def test_wrong_input_is_said_before_anything_is_written(flags, message, data, tm
 
 def test_a_base_model_is_told_that_it_needs_prompts(saved_pair, tmp_path, capsys):
     assert main(["data", "--target", str(saved_pair[0]), "--output", str(tmp_path / "data")]) == 2
-    assert "pass texts that the target continues (`prompt` or `text`, --prompts FILE)" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "prompts must be given for a target without a chat template" in said
+    assert "--prompts text takes bundled ones" in said
     assert not (tmp_path / "data").exists()
+
+
+def test_chats_for_a_base_model_are_told_what_it_continues(saved_pair, tmp_path, capsys):
+    chats = write_lines(tmp_path / "chats.jsonl", [{"messages": [{"role": "user", "content": "hello"}]}])
+    flags = ["--prompts", str(chats), "--output", str(tmp_path / "data"), "--max-new-tokens", "6"]
+    assert main(["data", "--target", str(saved_pair[0]), *flags]) == 2
+    said = capsys.readouterr().err
+    assert "the target's chat template must be set for prompts with `messages`, got None. Give prompts with" in said
+    assert not (tmp_path / "data").exists()
+
+
+def test_the_target_limits_the_length_of_examples(saved_pair, tmp_path, caplog):
+    flags = ["--prompts", "text", "--num-examples", "2", "--max-new-tokens", "6", "--threads", "1", "--keep-unended"]
+    assert main(["data", "--target", str(saved_pair[0]), "--output", str(tmp_path / "data"), *flags]) == 0
+    assert "examples are cut at 256 tokens, because the target reads no more" in caplog.text
+    assert "4096" not in caplog.text

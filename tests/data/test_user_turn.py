@@ -31,7 +31,7 @@ def test_the_opening_ends_where_the_users_words_would_begin(template, system, kw
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        (None, "chat template must be set, to write chats, got None. Use a chat model"),
+        (None, "prompts must be given for a target without a chat template, which cannot write its own, got None"),
         (TURNS + TURNS + GENERATION, "shows a user's words once"),
         ("hello" + GENERATION, "shows a user's words once"),
         (TEMPLATE.replace("<eos>", " end."), "what ends a user's turn .* must be a special token, got ' end."),

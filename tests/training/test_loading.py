@@ -43,7 +43,7 @@ def test_rows_beyond_what_the_target_reads_are_cut_and_said(recipe, train, write
     long = " ".join(f"t{4 + index % 40}" for index in range(600))
     recipe |= {"train_file": write("train.jsonl", {"text": long}, {"text": long + " t5"}), "eval_file": None}
     assert train(recipe | {"max_steps": 1}) == 0
-    assert "rows are cut at 256 tokens, the most that the target reads, not at 2048" in caplog.text
+    assert "examples are cut at 256 tokens, because the target reads no more" in caplog.text
     assert "2 of 2 rows are cut at max_length" in caplog.text
     assert "| max_length | 256 |" in (tmp_path / "run/README.md").read_text()
 

@@ -32,7 +32,8 @@ PHASE_TITLES = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino explain`."""
     add_prompt(parser)
-    parser.add_argument("--html", metavar="FILE", type=Path, default=Path("explain.html"), help="the page to write")
+    page_help = "the page to write, in a folder that is made if needed"
+    parser.add_argument("--html", metavar="FILE", type=Path, default=Path("explain.html"), help=page_help)
     add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=256)
     add_models(parser.add_argument_group("models"))
 
@@ -43,11 +44,15 @@ def run(options: argparse.Namespace) -> None:
     from rich.console import Console
 
     from hf_domino._common.atomic_writes import check_writable, write_atomic
+    from hf_domino._common.errors import invalid_argument
     from hf_domino.cli.answers import asked, compare, open_pair, show, text_of
     from hf_domino.evaluation.benchmark.prompts import inputs_of
     from hf_domino.evaluation.trace import trace
 
-    check_writable(options.html.absolute().parent, "the folder of --html")
+    file = options.html.absolute()
+    if file.is_dir():
+        raise invalid_argument("--html", "a file", str(options.html), "Name one in it, such as page.html.")
+    check_writable(file.parent, "the folder of --html")
     pair, arguments = open_pair(options)
     prompt = asked(pair, text)
     console = Console(highlight=False, soft_wrap=True)
@@ -55,8 +60,8 @@ def run(options: argparse.Namespace) -> None:
     comparison = compare(pair, prompt, arguments, seed, console)
     show(console, pair, comparison)
     traced = trace(pair, inputs_of(pair, [prompt]), arguments, seed)
-    write_atomic(options.html, page(pair, text_of(prompt), traced, comparison))
-    print(f"Open {options.html} in a browser.", file=sys.stderr)
+    write_atomic(file, page(pair, text_of(prompt), traced, comparison))
+    print(f"page: {file} (open it in a browser)", file=sys.stderr)
 
 
 def page(pair: Pair, prompt: str, traced: Trace, comparison: Comparison) -> str:

@@ -147,3 +147,14 @@ def test_a_page_that_cannot_be_written_is_named_before_any_work(tiny_pair_folder
     said = capsys.readouterr().err
     assert "--html" in said
     assert "loading" not in said
+    assert cli.main(["explain", *flags[:2], "--html", str(tmp_path)]) == cli.USER_ERROR
+    assert f"--html must be a file, got '{tmp_path}'. Name one in it, such as page.html." in capsys.readouterr().err
+
+
+def test_a_page_in_a_new_folder_is_written_and_its_place_said(tiny_pair_folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    flags = ["--target", str(tiny_pair_folder), "--threads", "1", "--max-new-tokens", "4"]
+    assert cli.main(["explain", LINES, "--html", "new/folder/page.html", *flags]) == 0
+    file = tmp_path / "new/folder/page.html"
+    assert file.is_file()
+    assert f"page: {file} (open it in a browser)" in capsys.readouterr().err

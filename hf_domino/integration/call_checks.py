@@ -63,6 +63,13 @@ _CHANGES_DISTRIBUTION = (
 )
 _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes."
 _PROMPT_LOOKUP = "A round looks up at most so many tokens; leave it unset for none, or with a memory for 10."
+# Numbers. Given as a text, Transformers compares them with a number, or shows them without their quotes:
+# "`temperature` (=0.7) has to be a strictly positive float".
+_NUMBERS = {
+    **dict.fromkeys(("temperature", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff"), float),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "max_time"), float),
+    **dict.fromkeys(("top_k", "max_length", "min_length", "min_new_tokens", "no_repeat_ngram_size"), int),
+}
 _NEEDS_CACHE = "Verification reuses the target's cache; pass use_cache=True."
 _CACHES = "None, 'dynamic' or 'static'"
 # Field of the `GenerationConfig`, whether a drafter allows a value, the allowed values in words, the remedy.
@@ -97,6 +104,11 @@ def check_generation(
     """Raise an error if assisted decoding does not support the configuration or the mode of a `generate` call."""
     check_drafter(drafter)
     check_target(drafter.config, target)
+    for field, kind in _NUMBERS.items():
+        value = getattr(generation_config, field, None)
+        if isinstance(value, str):
+            remedy = f"Pass it without quotes, or convert the text with {kind.__name__}()."
+            raise invalid_argument(field, "a number", value, remedy)
     for field, allows, expected, remedy in GENERATION_RULES:
         value = getattr(generation_config, field, None)
         if not allows(value):

@@ -72,6 +72,21 @@ def test_generation_options(target, tiny_drafter, field, value):
         target.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **{field: value})
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("temperature", "0.7"), ("top_p", "0.9"), ("top_k", "20"), ("min_p", "0.1"), ("typical_p", "0.9")),
+        *(("epsilon_cutoff", "3e-4"), ("eta_cutoff", "3e-4"), ("repetition_penalty", "1.1"), ("max_time", "3")),
+        *(("top_h", "0.5"), ("encoder_repetition_penalty", "1.1"), ("min_length", "2"), ("min_new_tokens", "2")),
+        *(("max_length", "12"), ("no_repeat_ngram_size", "2")),
+    ],
+)
+def test_numbers_that_are_texts(target, tiny_drafter, field, value):
+    length = {} if field == "max_length" else {"max_new_tokens": 4}
+    with pytest.raises(ValueError, match=rf"^{field} must be a number, got '{value}'\. Pass it without quotes, or"):
+        target.generate(PROMPT, assistant_model=tiny_drafter, do_sample=True, **length, **{field: value})
+
+
 def test_modes_that_cannot_be_drafted(target, tiny_drafter):
     with pytest.raises(ValueError, match=r"generation mode must be 'assisted_generation', got 'contrastive_search'"):
         check_generation(target, tiny_drafter, GenerationConfig(penalty_alpha=0.6), GenerationMode.CONTRASTIVE_SEARCH)

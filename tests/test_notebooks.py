@@ -140,3 +140,16 @@ def test_the_install_cell_does_nothing_where_the_package_is(tmp_path):
     uploaded = re.sub(r"^(\s*)[!%].*$", r"\1print(checkout)", code, flags=re.MULTILINE)
     done = subprocess.run([*bare[:3], uploaded], cwd=tmp_path, env=without, capture_output=True, text=True)
     assert done.stdout.strip() == "hf_domino_checkout/hf_domino-main"
+    # After a restart of the kernel, the package is there, and the working directory is again the first one.
+    restarted = [sys.executable, "-c", f"{plain}\nprint(Path.cwd())"]
+    done = subprocess.run(restarted, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == str(tmp_path / "hf_domino_checkout/hf_domino-main")
+
+
+def test_the_install_cell_adds_matplotlib_to_the_package_alone(tmp_path):
+    code = re.sub(r"^(\s*)[!%](.*)$", r"\1print(r'\2')", cells(NOTEBOOKS[0], "code")[0], flags=re.MULTILINE)
+    (tmp_path / "hf_domino").mkdir()
+    (tmp_path / "hf_domino/__init__.py").touch()
+    bare = [sys.executable, "-S", "-c", code]  # without the packages of this environment
+    done = subprocess.run(bare, cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.stdout.strip() == 'pip install --quiet "matplotlib>=3.8"'

@@ -20,13 +20,12 @@ from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import BUNDLED_PROMPTS
 from hf_domino.data.prompts import Asked, bundled_prompts, read_prompts
-from hf_domino.formats.source import RECYCLING, check_is_target, check_source, has_model
+from hf_domino.formats.source import CARDS, RECYCLING, card_folders, check_is_target, check_source, has_model
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.targets.compatibility import check_target
 from hf_domino.targets.loading import AutoTarget
 
 BUNDLED = "pycoder-13m"
-CARDS = "model_cards"  # folder in a checkout of the repository
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
 NO_DRAFTER = "no drafter given, and none beside the target: token recycling drafts, which needs no training"
 
@@ -101,7 +100,7 @@ def find_pair(path: str | Path | None = None) -> Path:
     """Return the target folder of a pair; by default, of the bundled one."""
     candidates = [Path(str(path))]
     if _is_bundled(path):
-        candidates = [cards / BUNDLED for cards in _cards()]
+        candidates = [cards / BUNDLED for cards in card_folders()]
     for candidate in candidates:
         if (candidate / "config.json").is_file() and _drafter_of(candidate) is not None:
             return candidate
@@ -121,12 +120,12 @@ def find_target(name: str | Path | None = None, field: str = "--target") -> str:
 def find_drafter(name: str | Path, field: str = "--drafter") -> str:
     """Return the folder or the Hub name of a drafter, and raise an error if there is no such drafter."""
     if _is_bundled(name):
-        folders = [domino_folder(cards / BUNDLED) for cards in _cards()]
+        folders = [domino_folder(cards / BUNDLED) for cards in card_folders()]
         found = next(filter(has_model, folders), None)
         if found is None:
             raise _no_pair(folders)
         return str(found)
-    check_source(name, field)
+    check_source(name, field, words=(RECYCLING,))
     return str(name)
 
 
@@ -141,11 +140,6 @@ def _no_pair(candidates: list[Path]) -> FileNotFoundError:
         "Give a --target with its --drafter, or run from a checkout of the repository: the installed package has no "
         f"{CARDS}/."
     )
-
-
-def _cards() -> list[Path]:
-    """Return the folders to search for published drafters: the checkout's, then the working directory's."""
-    return [root / CARDS for root in dict.fromkeys((Path(__file__).parents[1], Path.cwd()))]
 
 
 def domino_folder(target_folder: Path) -> Path:
@@ -227,8 +221,9 @@ def _offline(name: str | Path) -> dict[str, Any]:
 
 def _drafter_of(target: Path) -> Path | None:
     """Return the folder of the drafter beside a target, or of the published drafter with the target's name."""
-    folders = [domino_folder(target), *(domino_folder(cards / target.name) for cards in _cards())]
-    return next(filter(has_model, folders), None)
+    names = dict.fromkeys((target.name, target.name.lower()))  # names on the Hub have capitals, our folders have none
+    published = (domino_folder(cards / name) for cards in card_folders() for name in names)
+    return next(filter(has_model, (domino_folder(target), *published)), None)
 
 
 def prompts_for(pair: Pair, given: str | Path | None = None) -> tuple[list[Asked], str]:

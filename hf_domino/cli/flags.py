@@ -58,7 +58,7 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False, is_drafte
     add = group.add_argument
     add("--target", help="folder or Hub name of the target (default: the bundled one)")
     names = "folder or Hub name of the drafter"
-    beside = "NAME-domino beside the target"
+    beside = "NAME-domino beside the target or in a clone's model_cards/"
     if not is_drafted:
         names += ", or recycling (token recycling, which needs no training)"
         beside += ", else recycling"

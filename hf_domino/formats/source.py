@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,9 @@ from hf_domino.formats.registry import format_of
 FolderOrName = str | os.PathLike  # a folder or a Hub name
 Download = Mapping[str, Any]  # arguments of `from_pretrained` for the Hub
 RECYCLING = "recycling"  # in place of a drafter's name: the one that needs no training
+CHECKOUT = Path(__file__).parents[2]  # of the repository; another folder where pip installed the package
+CARDS = "model_cards"  # folder in a checkout of the repository
+IN_A_CLONE = f"{CARDS}/ is a folder of the repository, which pip does not install: run this in a clone."
 HUB_TIMEOUT = 5  # seconds in which the Hub must answer whether it has a name
 CONFIG = "config.json"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -43,24 +46,56 @@ INSTALL_PEFT = "Run `pip install peft`."
 AGAIN = "Download the checkpoint again, or save the drafter again."
 
 
-def check_source(name: str | Path, field: str, **download: Any) -> None:
-    """Raise an error at once if a name is neither a folder nor on the Hub; Transformers would retry the network."""
+def check_source(name: str | Path, field: str, words: Sequence[str] = (), **download: Any) -> None:
+    """Raise an error at once if a name is neither a folder nor on the Hub; Transformers would retry the network.
+
+    `words` are those that the field accepts in place of a name, which the error may suggest.
+    """
     path = Path(name)
     if str(name) and path.is_dir():
         return
     reason = _why_not_on_hub(str(name), download)
     if reason is None:
         return
-    names = [other.name for other in path.parent.glob("*/")]
-    if path.parent == Path():
-        names.append(RECYCLING)
-    hint = ""
-    near = difflib.get_close_matches(path.name, names, n=1)
-    if near:
-        hint = f" Did you mean {str(path.parent / near[0])!r}?"
     raise ValueError(
-        f"{field} must be a folder or a Hub name, got {str(name)!r}: there is no such folder{reason}.{hint}"
+        f"{field} must be a folder or a Hub name, got {str(name)!r}: there is no such folder{reason}."
+        f"{_hint(path, words)}"
     )
+
+
+def _hint(path: Path, words: Sequence[str]) -> str:
+    """Return a sentence that says which folder or word may be meant by a path at which there is no folder."""
+    folders = [path.parent]
+    if path.parent == Path(CARDS):
+        folders.append(CHECKOUT / CARDS)
+    for folder in folders:
+        names = [other.name for other in folder.glob("*/")]
+        if folder == Path():
+            names += words
+        near = difflib.get_close_matches(path.name, names, n=1)
+        if near:
+            return f" Did you mean {str(folder / near[0])!r}?"
+    if path.parent == Path(CARDS) and not any(folder.is_dir() for folder in card_folders()):
+        return f" {IN_A_CLONE}"
+    return ""
+
+
+def is_in_checkout(name: str) -> bool:
+    """Return whether a model's name is that of a folder in a checkout of the repository."""
+    return name.startswith(f"{CARDS}/")
+
+
+def path_in_checkout(name: str) -> str:
+    """Return a path that holds in the working directory for a model in the checkout; other names stay as they are."""
+    there = CHECKOUT / name
+    if is_in_checkout(name) and there.is_dir() and not Path(name).is_dir():
+        return str(there)
+    return name
+
+
+def card_folders() -> list[Path]:
+    """Return the folders to search for published models: the checkout's, then the working directory's."""
+    return [root / CARDS for root in dict.fromkeys((CHECKOUT, Path.cwd()))]
 
 
 def check_is_target(name: str | Path, field: str, **download: Any) -> None:

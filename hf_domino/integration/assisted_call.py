@@ -31,7 +31,7 @@ from hf_domino.decoding.static.workspace import free_memory
 from hf_domino.formats.adapters import drafter_config, stored_config, trace_of_files
 from hf_domino.formats.dflash_config import MUSE_GLIMMER
 from hf_domino.formats.registry import format_of
-from hf_domino.formats.source import check_is_target, check_source
+from hf_domino.formats.source import RECYCLING, check_is_target, check_source
 from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.methods import DominoDraftModel
@@ -224,7 +224,7 @@ def decode_by_default(
 def check_names(model: Any, drafter: str | os.PathLike) -> None:
     """Raise an error for a wrong name, or a drafter in place of the target, before a pipeline loads anything."""
     if not is_recycling(drafter):
-        check_source(os.fspath(drafter), "assistant_model")
+        check_source(os.fspath(drafter), "assistant_model", words=(RECYCLING,))
     if isinstance(model, (str, os.PathLike)):
         check_is_target(os.fspath(model), "model")
 
@@ -236,7 +236,7 @@ def pipeline_drafter(target: PreTrainedModel, assistant: Any, **download: Any) -
     if isinstance(assistant, (str, os.PathLike)):
         if (made := drafter_called(assistant, target)) is not None:
             return made
-        check_source(os.fspath(assistant), "assistant_model", **download)
+        check_source(os.fspath(assistant), "assistant_model", words=(RECYCLING,), **download)
         found = format_of(stored_config(assistant, download))
         if found in (None, MUSE_GLIMMER):  # Transformers runs these assistants itself
             return None

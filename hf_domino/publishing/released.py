@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from hf_domino._common.errors import invalid_argument
+from hf_domino.formats.source import IN_A_CLONE, is_in_checkout, path_in_checkout
 
 FILE = Path(__file__).with_name("released.jsonl")
 MARKS = ("run by us", "layout tested", "not tried")
@@ -94,8 +95,15 @@ def read_released(path: Path) -> list[ReleasedDrafter]:
 
 
 def known_drafters(target: str) -> str | None:
-    """Name the released drafters for a target in one line, for commands without a drafter; None if there are none."""
-    found = [f"{drafter.drafter} ({drafter.mark})" for drafter in released(target)]
+    """Name the released drafters for a target in one line, for commands without a drafter; None if there are none.
+
+    Those in a checkout are named by a path that holds in the working directory, if they are on this machine.
+    """
+    found = {path_in_checkout(drafter.drafter): drafter.mark for drafter in released(target)}
     if not found:
         return None
-    return f"Drafters that were released for {target}: {', '.join(found)}. Try one with --drafter NAME."
+    listed = ", ".join(f"{name} ({mark})" for name, mark in found.items())
+    line = f"Drafters that were released for {target}: {listed}. Try one with --drafter NAME."
+    if any(is_in_checkout(name) and not Path(name).is_dir() for name in found):
+        line += f" {IN_A_CLONE}"
+    return line

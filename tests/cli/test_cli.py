@@ -17,7 +17,7 @@ from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
-from hf_domino.formats import engines, exporting
+from hf_domino.formats import engines, exporting, source
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_every_command_takes_the_bundled_pair_by_its_name(command, tiny_pair_fol
         (tmp_path / name).symlink_to(tiny_pair_folder.with_name(name))
     (tmp_path / "t.jsonl").write_text("{}")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pair, "__file__", str(tmp_path / "site-packages/hf_domino/pair.py"))  # no checkout
+    monkeypatch.setattr(source, "CHECKOUT", tmp_path / "site-packages")
     assert cli.main(command.split()) == cli.USER_ERROR
     assert "no pair at " in capsys.readouterr().err  # and not sought on the Hub
     assert not (tmp_path / "out").exists()

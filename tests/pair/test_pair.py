@@ -42,6 +42,8 @@ def test_the_drafter_of_a_target_may_be_among_those_published_here(tiny_pair_fol
     shutil.copytree(tiny_pair_folder.with_name("tiny-domino"), tmp_path / "model_cards/tiny-chat-domino")
     pair = load_pair(target)
     assert (find_pair(target), pair.folder, pair.name) == (target, target, "tiny-chat")
+    on_the_hub = target.rename(target.with_name("Tiny-Chat"))
+    assert load_pair(on_the_hub).drafter is not None
 
 
 def test_the_bundled_pair_has_a_short_name(tmp_path, monkeypatch):
@@ -153,6 +155,31 @@ def test_a_mistyped_folder_is_guessed(hub, tmp_path):
     (tmp_path / "my-drafter").mkdir()
     with pytest.raises(ValueError, match=r"Did you mean '.*my-drafter'\?"):
         check_source(tmp_path / "my-drafer", "--drafter")
+
+
+def test_only_a_drafters_name_can_be_recycling(hub, tmp_path, monkeypatch):
+    hub(refused(RepositoryNotFoundError))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"got 'recyling'.* Did you mean 'recycling'\?"):
+        find_drafter("recyling")
+    with pytest.raises(ValueError, match=r"got 'recyling'.*\(`hf auth login`\)\.$"):
+        find_target("recyling")
+
+
+@pytest.mark.parametrize("name", ["model_cards/tiny-domino", "model_cards/tiny-domno"])
+def test_a_folder_of_the_clone_is_found_from_elsewhere(name, hub, tmp_path, monkeypatch):
+    hub(refused(RepositoryNotFoundError))
+    folder = tmp_path / "clone/model_cards/tiny-domino"
+    folder.mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    in_a_clone = r"model_cards/ is a folder of the repository, which pip does not install: run this in a clone\.$"
+    monkeypatch.setattr(source, "CHECKOUT", tmp_path / "site-packages")
+    with pytest.raises(ValueError, match=in_a_clone):
+        check_source(name, "--drafter")
+    monkeypatch.setattr(source, "CHECKOUT", tmp_path / "clone")
+    with pytest.raises(ValueError, match=rf"Did you mean '{folder}'\?"):
+        check_source(name, "--drafter")
 
 
 def test_the_hub_is_asked_for_the_file_that_will_be_loaded(monkeypatch):

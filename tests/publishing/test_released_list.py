@@ -8,6 +8,7 @@ import pytest
 
 from hf_domino import DominoConfig
 from hf_domino.cli.main import main
+from hf_domino.formats import source
 from hf_domino.publishing import released
 from hf_domino.publishing.released import FILE, known_drafters, read_released
 
@@ -25,6 +26,22 @@ def test_names_of_targets_are_those_of_the_hub_in_any_case():
     assert released("nobody/nothing") == []
     assert known_drafters("nobody/nothing") is None
     assert "Huang2020/Qwen3-8B-Domino-b16 (layout tested)" in str(known_drafters("Qwen/Qwen3-8B"))
+
+
+def test_drafters_of_a_clone_are_named_by_paths_that_hold(tmp_path, monkeypatch):
+    target = "Qwen/Qwen2.5-Coder-0.5B-Instruct"
+    name = "model_cards/qwen2.5-coder-0.5b-instruct-domino"
+    (tmp_path / "clone" / name).mkdir(parents=True)
+    monkeypatch.setattr(source, "CHECKOUT", tmp_path / "clone")
+    monkeypatch.chdir(tmp_path / "clone")
+    assert f": {name} (run by us). Try one with --drafter NAME." in str(known_drafters(target))
+    monkeypatch.chdir(tmp_path)
+    assert str(known_drafters(target)).endswith(f": {tmp_path}/clone/{name} (run by us). Try one with --drafter NAME.")
+    monkeypatch.setattr(source, "CHECKOUT", tmp_path / "site-packages")
+    line = str(known_drafters(target))
+    assert f": {name} (run by us)" in line
+    assert line.endswith("which pip does not install: run this in a clone.")
+    assert "clone" not in str(known_drafters("Qwen/Qwen3-8B"))
 
 
 @pytest.mark.parametrize(

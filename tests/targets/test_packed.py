@@ -7,6 +7,7 @@ import gc
 import pickle
 import weakref
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -360,3 +361,22 @@ def test_small_models_are_left_alone(monkeypatch, products):
     with hf_domino.packed_linears(build("qwen3")):
         assert nn.Linear.forward is forward
     assert products["copies"] == 0
+
+
+@pytest.mark.parametrize(("factor", "num_products"), [(2.0, 4), (1.2, 8)])
+def test_a_clear_gain_is_timed_twice_and_a_doubtful_one_four_times(monkeypatch, products, factor, num_products):
+    """Each width of a new shape is timed while somebody waits for a text."""
+    monkeypatch.setenv("HF_DOMINO_PACKED", "auto")
+    for name in ("LEAST_WEIGHT", "LEAST_OF_MODEL"):
+        monkeypatch.setattr(f"hf_domino.targets.packed.{name}", 0.0)
+
+    def seconds():
+        return products["packed"] + factor * products["plain"]
+
+    monkeypatch.setattr("hf_domino.targets.packed.time", SimpleNamespace(perf_counter=seconds))
+    layer = nn.Linear(56, 64 + num_products)  # a shape of its own, because each is timed once in a process
+    with torch.no_grad(), hf_domino.packed_linears(layer):
+        num_timed = products["packed"] + products["plain"]
+        assert num_timed == 3 * num_products
+        layer(torch.ones(1, 5, 56))
+    assert products["packed"] == num_timed // 2 + 1

@@ -67,8 +67,8 @@ class TargetCache(ABC):
 
     cache: Any  # what the target's forward takes, and what the caller gets in the end
     lengths: list[int]  # committed positions of each sequence in it, without left padding in a batch
-    keeps_padding = True  # whether the left padding of a batch's prompts is stored
-    starts_differ = False  # whether the blocks of a batch begin in different columns of the cache
+    # Whether the padding of a batch is not stored, so that its blocks begin in different columns of the cache.
+    starts_differ = False
     ends_with_block = True  # whether a block has the last columns of every layer
 
     @property
@@ -76,9 +76,9 @@ class TargetCache(ABC):
     def num_columns(self) -> int:
         """How many columns of the cache are committed, including padding."""
 
-    def open_batch(self) -> None:
-        """Begin a batch whose padding is not stored."""
-        raise NotImplementedError
+    def unalignable(self) -> str | None:
+        """The class name of a part that cannot be realigned with masks of its own; None if there is none."""
+        return None
 
     def adopt(self, cache: Any) -> None:  # noqa: B027
         """Take the cache that the prompts' forward returned, if it is a new one."""
@@ -157,6 +157,10 @@ class GrowingCache(TargetCache):
     def num_columns(self) -> int:
         """How many columns are committed, including padding."""
         return self._settled
+
+    def unalignable(self) -> str | None:
+        """The class name of a layer that cannot be realigned; None if all can be."""
+        return unalignable(self.cache)
 
     def adopt(self, cache: Any) -> None:
         """Take a new cache. Phi-3 creates one for long prompts."""

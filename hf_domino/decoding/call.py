@@ -1,6 +1,6 @@
 """The arguments that a call of `generate` passes to the decoding loop, and the parts that are created once per call.
 
-With `cache_implementation="static"`, shapes are fixed: the executor is a workspace that captures the functions of a
+If shapes are fixed ([`choose_storage`] in support.py), the executor is a workspace that captures the functions of a
 round on a GPU, and the target uses the workspace's cache. The loop is the same in both cases.
 
 Shapes: B sequences, T prompt tokens.
@@ -77,16 +77,13 @@ class Call:
     processors: LogitsProcessorList
     criteria: StoppingCriteriaList
     model_kwargs: dict[str, Any]  # cache, attention mask, positions and model-specific inputs
+    is_fixed: bool = False  # whether rounds have a fixed shape, as `choose_storage` decides
+    why_growing: str | None = None  # why they have not, if the caller or the device would have it so
 
     @property
     def batch_size(self) -> int:
         """The number of sequences (B)."""
         return len(self.input_ids)
-
-    @property
-    def is_fixed(self) -> bool:
-        """Whether rounds have a fixed shape."""
-        return self.config.cache_implementation == "static"
 
     @cached_property
     def stops(self) -> KnownStops:
@@ -109,12 +106,10 @@ class Call:
         target = TargetModel(self.model, drafter.config.layer_ids(self.model.config))
         distribution = TokenDistribution(self.processors, self.stops)
         timer = PhaseTimer(device=input_device(self.model))
-        compiling = compile_options(self.model, self.config)
         executor: Executor
         storage: TargetCache
         if self.is_fixed:
-            drafter.config.check_supports("cache_implementation='static'")
-            executor = self._workspace(compiling)
+            executor = self._workspace()
             executor.timer = timer
             distribution.hold(executor.hold_on_device)
             text_config = target.text_config if self.config.return_dict_in_generate else None
@@ -127,8 +122,9 @@ class Call:
         runner = TargetRunner(target, self.model_kwargs, storage, executor, self.step_outputs.forward_kwargs)
         return Parts(distribution, session, runner)
 
-    def _workspace(self, compiling: dict[str, Any] | None) -> Workspace:
-        """Take or make a workspace, given the options with which its functions are compiled, if they are."""
+    def _workspace(self) -> Workspace:
+        """Take or make a workspace."""
+        compiling = compile_options(self.model, self.config)
         if compiling:  # a minute for each capacity
             num_positions = self.longest
         else:
@@ -136,6 +132,7 @@ class Call:
         cache = self.model_kwargs[CACHE]
         device = self.input_ids.device
         workspace = take_workspace(self.model, self.drafter, cache, num_positions, self.batch_size, device)
+        workspace.cache.is_batch = self.batch_size > 1
         workspace.graphs.options = compiling
         workspace.min_batch_size = self.batch_size if compiling else 1
         return workspace

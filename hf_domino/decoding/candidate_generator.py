@@ -118,10 +118,9 @@ class DominoCandidateGenerator(CandidateGenerator):
         wants_states = bool(generation_config.return_dict_in_generate and generation_config.output_hidden_states)
         self.model_kwargs_overrides = self.target.capture_kwargs(capture_all=wants_states)
         self._do_sample = bool(generation_config.do_sample)
-        self.policy = policy_for(
-            self, drafter, target_model, self.num_assistant_tokens, self._do_sample, session.executor.is_fixed
-        )
-        self.lookup = PromptLookup.of_call(generation_config, drafter, self.target.text_config.vocab_size)
+        is_fixed = session.executor.is_fixed
+        self.policy = policy_for(self, drafter, target_model, self.num_assistant_tokens, self._do_sample, is_fixed)
+        self.lookup = PromptLookup.of_call(generation_config, drafter, self.target.text_config.vocab_size, is_fixed)
         # The remaining attributes serve the interface of Transformers' loop.
         self._stats = DecodingStats.of_rows(self.num_assistant_tokens, 1)
         self._plan: Plan | None = None

@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino._common.errors import mark_restartable
+from hf_domino._common.errors import mark_restartable, may_restart
 from hf_domino.decoding.caches import keep_context, kept_context, sliding_windows
 from hf_domino.decoding.call import Call
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
@@ -29,7 +29,8 @@ from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import num_padding
 from hf_domino.decoding.recording import copied, open_record
 from hf_domino.decoding.round import Outcome, Plan
-from hf_domino.decoding.support import Support
+from hf_domino.decoding.static.workspace import free_memory
+from hf_domino.decoding.support import Support, choose_storage, in_growing_layers
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.verification import accept, check_drawn, take
 from hf_domino.methods import DominoDraftModel
@@ -54,7 +55,6 @@ def assisted_decoding(
     *,
     drafter: DominoDraftModel,
     streamer: BaseStreamer | None = None,
-    why_growing: str | None = None,
     **model_kwargs: Any,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Generate with a drafter; the output is the same as the target's own, whether greedy or sampled.
@@ -69,8 +69,6 @@ def assisted_decoding(
         generation_config (`GenerationConfig`): The merged configuration that `generate` prepared.
         drafter ([`DominoDraftModel`]): The drafter.
         streamer (`BaseStreamer`, *optional*): Receives the committed tokens.
-        why_growing (`str`, *optional*): If the caller wanted rounds of fixed shape but cannot have them, the reason,
-            which goes into the statistics.
         model_kwargs: The cache, the attention mask, positions and model-specific inputs.
 
     Returns:
@@ -81,18 +79,38 @@ def assisted_decoding(
     if (positions := model_kwargs.get("position_ids")) is not None:
         model_kwargs["position_ids"] = positions.expand(*positions.shape[:-2], len(input_ids), -1)
     call = Call(model, drafter, input_ids, generation_config, logits_processor, stopping_criteria, model_kwargs)
+    try:
+        call = choose_storage(call)
+    except ValueError as error:
+        mark_restartable(error)
+        raise
+    try:
+        generation = _generated(call, streamer)
+    except torch.OutOfMemoryError as error:
+        if not (call.is_fixed and may_restart(error)):
+            raise
+        reason = str(error).partition("\n")[0]
+        generation = None
+    if generation is None:
+        free_memory(input_ids.device)  # not above, because there the error still holds what the call has allocated
+        call = in_growing_layers(call, f"fixed shapes take more memory than there is: {reason}")
+        generation = _generated(call, streamer)
+    generation.finish_stats(time.perf_counter() - start)
+    return generation.result()
+
+
+def _generated(call: Call, streamer: BaseStreamer | None) -> Generation:
+    """Run a call to its end."""
     generation = None
     try:
         generation = Generation(call, streamer)
-        generation.stats.why_growing = why_growing
         with generation.packed():
             generation.run()
     except Exception as error:
         if generation is None or generation.may_restart:
             mark_restartable(error)
         raise
-    generation.finish_stats(time.perf_counter() - start)
-    return generation.result()
+    return generation
 
 
 def decode_mode(target: PreTrainedModel) -> AbstractContextManager:
@@ -115,6 +133,7 @@ class Generation:
         self.call = call
         most = most_proposals(drafter, call.model, call.config)
         self.stats = DecodingStats.of_rows(most, call.batch_size, recognise(drafter.config, call.model))
+        self.stats.why_growing = call.why_growing
         hand_out(streamer, self.stats)
         context, self._has_gap = kept_context(call.model_kwargs[CACHE], drafter, call.batch_size)
         parts = call.parts(context)

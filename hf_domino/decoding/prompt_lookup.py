@@ -68,8 +68,8 @@ class PromptLookup:
         most (`int`): Maximum number of tokens to propose in a round; 0 to turn prompt lookup off.
         vocab_size (`int`): The number of ids that have logits. Ids from here on have none, and neither have negative
             ids, such as the placeholder of an image.
-        is_static (`bool`, *optional*, defaults to `False`): Whether to propose only a few different lengths, because
-            each length is a shape of its own. `most` must be one of them.
+        lengths (`Sequence[int]`, *optional*): The numbers of tokens that a round may propose, ascending from 0 to
+            `most`. In rounds of fixed shape these are few, because each is a shape of its own. Defaults to all.
         memory ([`LookupMemory`], *optional*): Texts to read besides those of the call, which are added to it. Defaults
             to a memory of the call's texts alone.
         max_length (`int`, *optional*): How long a sequence can become, if that is known.
@@ -84,13 +84,13 @@ class PromptLookup:
         self,
         most: int,
         vocab_size: int,
-        is_static: bool = False,
+        lengths: Sequence[int] | None = None,
         memory: LookupMemory | None = None,
         max_length: int | None = None,
     ):
         self.most = most
         self._last_id = vocab_size - 1
-        self._is_static = is_static
+        self._lengths = lengths or range(most + 1)
         self._acceptance = Acceptance(len(FIRST_RATES), lambda lift: FIRST_RATES)
         self._rates = self._acceptance.rates()
         self._memory = memory
@@ -99,14 +99,17 @@ class PromptLookup:
         self._sequences: dict[int, StoredSequence] = {}
 
     @classmethod
-    def of_call(cls, config: GenerationConfig, drafter: DominoDraftModel, vocab_size: int) -> PromptLookup:
+    def of_call(
+        cls, config: GenerationConfig, drafter: DominoDraftModel, vocab_size: int, is_fixed: bool = False
+    ) -> PromptLookup:
         """Create the prompt lookup that the `prompt_lookup_num_tokens` of a call or the drafter's memory asks for.
 
         Args:
             config (`GenerationConfig`): The merged configuration of the call.
-            drafter ([`DominoDraftModel`]): The drafter. In rounds of fixed shape, the size of its blocks, or that of
-                its trees if it is larger, limits the number of proposals.
+            drafter ([`DominoDraftModel`]): The drafter.
             vocab_size (`int`): The target's number of tokens.
+            is_fixed (`bool`, *optional*, defaults to `False`): Whether rounds have a fixed shape. The size of the
+                drafter's blocks, or that of its trees if it is larger, then limits the number of proposals.
 
         Raises:
             ValueError: If the drafter's `memory` is something else.
@@ -114,10 +117,11 @@ class PromptLookup:
         memory = drafter.memory
         check_memory(memory, "drafter.memory")
         most = config.prompt_lookup_num_tokens or (0 if memory is None else DEFAULT_LOOKUP_TOKENS)
-        is_static = config.cache_implementation == "static"
-        if is_static:
-            most = _fitting_below(most, drafter.config.most_verified)
-        return cls(most, vocab_size, is_static, memory, config.max_length)
+        lengths: Sequence[int] = range(most + 1)
+        if is_fixed:
+            largest = drafter.config.most_verified
+            lengths = sorted({fitting_length(length, largest) for length in range(largest + 1)}.intersection(lengths))
+        return cls(lengths[-1], vocab_size, lengths, memory, config.max_length)
 
     def offer(self, prefixes: Prefixes, room: int, price: float) -> Offer | None:
         """Offer as many proposals as are worth their time; None if there are none.
@@ -127,17 +131,16 @@ class PromptLookup:
             room (`int`): How many tokens there is room for.
             price (`float`): How many tokens one more proposal must be expected to add, per sequence.
         """
-        most = min(self.most, room)
-        if self._is_static:
-            most = _fitting_below(most, self.most)
+        most = self._lengths[bisect.bisect(self._lengths, room) - 1]
         if not most:
             return None
         rows = prefixes.rows
         # All texts are stored before the first search, so that sequences read what others have just written.
         sequences = [self._stored(row, len(rows)) for row in rows]
         rates = self._rates
-        # In fixed shape, proposals that are not worth their time fill up the length.
-        least = 0.0 if self._is_static else price / len(rows)
+        least = price / len(rows)
+        if len(self._lengths) <= self.most:  # proposals that are not worth their time fill up the length
+            least = 0.0
         found = [self._vote(sequence, most, least) for sequence in sequences]
         reaches = [list(accumulate((rates[kind] for kind in classes), mul)) for _, classes in found]
         longest = max(map(len, reaches))
@@ -145,8 +148,7 @@ class PromptLookup:
             sum(reach[place] for reach in reaches if place < len(reach)) / len(rows) for place in range(longest)
         ]
         length = next((place for place, promise in enumerate(promises) if promise < price), longest)
-        if self._is_static:
-            length = fitting_length(length, most)
+        length = self._lengths[bisect.bisect_left(self._lengths, length)]
         if not length:
             return None
         tokens = [_filled(row, length, 0) for row, _ in found]
@@ -270,11 +272,6 @@ def _agreement(count: int, total: int, is_near: bool) -> int:
     if count == total:
         return TWO_AGREE if count == 2 else MORE_AGREE
     return MOST_AGREE if count >= MOST_SHARE * total else FEWER_AGREE
-
-
-def _fitting_below(length: int, most: int) -> int:
-    """Round a length down to one that [`fitting_length`] returns."""
-    return max(fitting for each in range(most + 1) if (fitting := fitting_length(each, most)) <= length)
 
 
 def _filled(values: Sequence[int], length: int, filler: int) -> list[int]:

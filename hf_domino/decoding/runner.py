@@ -90,7 +90,7 @@ class TargetRunner:
             meaningless.
         """
         self._device = input_ids.device  # the target's own can be `meta` if parts of it are offloaded
-        if len(input_ids) > 1 and not self.storage.keeps_padding:
+        if self.storage.starts_differ:
             logits, captured, lengths = self._prefill_moved(input_ids)
         else:
             cached = int(self.cache.get_seq_length())
@@ -156,7 +156,6 @@ class TargetRunner:
             input_ids = input_ids.gather(1, order)
         else:
             kwargs["inputs_embeds"] = along(order, embeds)
-        self.storage.open_batch()
         ends = torch.tensor(lengths, device=self._device) - 1
         inputs = self.model.prepare_inputs_for_generation(input_ids, is_first_iteration=True, **kwargs)
         kept, places = torch.unique(ends, return_inverse=True)

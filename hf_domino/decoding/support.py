@@ -1,32 +1,42 @@
-"""What calls can do, with the reasons for what they cannot: trees, and batches of fixed shape.
+"""What calls can do, with the reasons for what they cannot: rounds of fixed shape, trees, and batches of fixed shape.
 
-Both need masks that Transformers does not make: for each position of a tree, or for each sequence of a batch, other
-columns. Transformers passes a four-dimensional mask on as it is, but it does not say whether a target follows it, and
-some targets derive positions from columns. So the known obstacles are checked first, and then each target is tried once
-with a few tokens.
+[`choose_storage`] decides once a call where the keys and values of the target are kept: in layers that grow, or in
+slots, with which all shapes are fixed. Nothing else asks for the option of the call or for the device.
+
+Trees and batches of fixed shape need masks that Transformers does not make: for each position of a tree, or for each
+sequence of a batch, other columns. Transformers passes a four-dimensional mask on as it is, but it does not say whether
+a target follows it, and some targets derive positions from columns. So the known obstacles are checked first, and then
+each target is tried once with a few tokens.
 """
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable, Hashable
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
 import torch
-from transformers import Cache, PreTrainedModel
-from transformers.cache_utils import DynamicCache
+from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 
 from hf_domino._common.cache_name import CACHE
+from hf_domino._common.errors import invalid_argument, invalid_field
+from hf_domino._common.notices import logger
 from hf_domino.decoding.caches import PER_POSITION, unalignable
+from hf_domino.decoding.call import Call
 from hf_domino.decoding.candidates import pool_size
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.static.batch_masks import batch_masks
-from hf_domino.decoding.static.fixed_caches import FixedCache, set_first
+from hf_domino.decoding.static.fixed_caches import FixedCache, set_first, unfixable
 from hf_domino.decoding.tree import Tree, tree_inputs
-from hf_domino.targets.view import input_device, rounded_to
+from hf_domino.targets.view import GROWING_ROPE_TYPES, input_device, ropes_of, rounded_to
 
+# The attention of these targets derives its window, or its slice of a table of limited size, from the length of the
+# cache's tensors. In a cache of fixed shape, that is not the length of the text.
+READS_CACHE_LENGTH = ("gpt_neo", "mpt")
 # Model types whose attention derives its window or temperature from columns, which equal positions only in a chain.
 COUNTS_COLUMNS = ("gpt_neo", "llama4_text")
 # Tensors that a target may receive when it verifies trees. Masks are rearranged, token types do not change after the
@@ -42,6 +52,109 @@ BATCH_WIDTH = 2  # positions of the block
 
 # What trials of targets have found, by the question and by whatever else the answer depends on.
 _tried: weakref.WeakKeyDictionary[PreTrainedModel, dict[Hashable, str | None]] = weakref.WeakKeyDictionary()
+
+
+def uses_static_by_default(input_ids: torch.Tensor) -> bool:
+    """Whether rounds run in fixed shape by default: on a GPU, where they would wait for kernel launches."""
+    return input_ids.is_cuda
+
+
+def choose_storage(call: Call) -> Call:
+    """Decide whether the rounds of a call have fixed shapes, and return the call with its storage.
+
+    They do if the call names a static cache. Otherwise they do where that is the default and the call can have it; if
+    it cannot, the reason becomes `why_growing`.
+
+    Args:
+        call ([`Call`]): The call, as `generate` prepared it.
+
+    Raises:
+        ValueError: If the call names a static cache that it cannot have, or if its sequences cannot be aligned in the
+            cache that it has.
+    """
+    config = call.config
+    cache = call.model_kwargs[CACHE]
+    if config.cache_implementation == "static":
+        check_fixed(call)
+        return replace(call, is_fixed=True)
+    why_growing = None
+    if config.cache_implementation is None and uses_static_by_default(call.input_ids):
+        why_growing = "the call passed a cache of its own"
+        if not getattr(cache, "_is_user_defined", False):
+            fixed = _in_slots(call)
+            try:
+                check_fixed(fixed)
+                return fixed
+            except ValueError as error:
+                if invalid_field(error) is None:
+                    raise
+                why_growing = str(error)
+    if config.compile_config is not None and not config.disable_compile:
+        logger.warning_once(
+            "hf_domino compiles nothing without cache_implementation='static': compile_config is ignored."
+        )
+    if call.batch_size > 1 and (kind := unalignable(cache)):
+        remedy = "Generate the prompts one at a time."
+        raise invalid_argument("the target's cache", "made of dynamic attention layers, for a batch", kind, remedy)
+    return replace(call, why_growing=why_growing)
+
+
+def _in_slots(call: Call) -> Call:
+    """The call in fixed shape, if it does not say which cache it wants."""
+    config = call.config
+    if config.compile_config is None:
+        config = copy.copy(config)
+        config.disable_compile = True  # compiling takes a minute, so only calls that name a static cache get it
+    text_config = call.model.config.get_text_config(decoder=True)
+    cache = StaticCache(config=text_config, max_cache_len=1)  # for the types of its layers
+    return replace(call, config=config, model_kwargs=call.model_kwargs | {CACHE: cache}, is_fixed=True)
+
+
+def in_growing_layers(call: Call, why: str) -> Call:
+    """The call after its slots turned out to take more memory than there is."""
+    cache = DynamicCache(config=call.model.config.get_text_config(decoder=True))
+    cache._is_user_defined = False
+    return replace(call, model_kwargs=call.model_kwargs | {CACHE: cache}, is_fixed=False, why_growing=why)
+
+
+def check_fixed(call: Call) -> None:
+    """Raise an error if rounds of fixed shape do not support the drafter, the target, the inputs or the outputs."""
+    target = call.model
+    config = call.config
+    cache = call.model_kwargs[CACHE]
+    call.drafter.config.check_supports("cache_implementation='static'")
+    static = "with cache_implementation='static'"
+    remedy = "Leave cache_implementation unset."
+    text = target.config.get_text_config(decoder=True)
+    kinds = {rope.get("rope_type") for rope in ropes_of(target)}
+    if text.model_type in READS_CACHE_LENGTH:
+        expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
+        raise invalid_argument(f"the target's model_type {static}", expected, text.model_type, remedy)
+    if cache_part := unfixable(cache):
+        raise invalid_argument(f"the target's layers {static}", "attention layers", cache_part, remedy)
+    if growing := [kind for kind in GROWING_ROPE_TYPES if kind in kinds]:
+        raise invalid_argument(f"the target's rope_type {static}", "one of fixed frequencies", growing[0], remedy)
+    attention = getattr(text, "_attn_implementation", "eager")
+    if attention not in ("eager", "sdpa"):
+        raise invalid_argument(f"the target's attn_implementation {static}", "'sdpa' or 'eager'", attention, remedy)
+    if len(devices := set(getattr(target, "hf_device_map", {}).values())) > 1:
+        raise invalid_argument(f"the target's devices {static}", "one", sorted(map(str, devices)), remedy)
+    for field in ("output_hidden_states", "output_attentions"):
+        if config.return_dict_in_generate and getattr(config, field):
+            raise invalid_argument(f"{field} {static}", False, True, remedy)
+    if call.batch_size == 1:
+        return
+    if config.prefill_chunk_size is not None:
+        remedy = "Prompts of a batch go through in one forward; leave one of the two unset."
+        raise invalid_argument(f"prefill_chunk_size of a batch {static}", None, config.prefill_chunk_size, remedy)
+    mask = call.model_kwargs.get("attention_mask")
+    is_padded_left = mask is None or bool(
+        (mask[:, -1] != 0).all() and ((mask[:, 1:] != 0) >= (mask[:, :-1] != 0)).all()
+    )
+    if not is_padded_left:
+        raise invalid_argument(f"attention_mask of a batch {static}", "zeros on the left alone", "others", remedy)
+    if (reason := why_no_batches(target, cache)) is not None:
+        raise invalid_argument(f"the batch size {static}", 1, call.batch_size, f"As {reason}: {remedy.lower()}")
 
 
 class Support:
@@ -86,9 +199,9 @@ def why_chain(runner: TargetRunner, session: DraftSession) -> str | None:
     tensors = [name for name, value in runner.kwargs.items() if isinstance(value, torch.Tensor)]
     if unknown := [name for name in tensors if name not in FOLLOW_TREES]:
         return f"the target reads {unknown[0]}"
-    # A new cache is checked, too, because an empty cache of the caller has no layers yet, and because the layers of a
-    # fixed cache, whose classes are all the same, say less about the target.
-    if kind := unalignable(DynamicCache(config=text)) or (not session.executor.is_fixed and unalignable(runner.cache)):
+    # A new cache is checked, too, because an empty cache of the caller has no layers yet, and because slots, which are
+    # the same for all layers, say nothing about the target.
+    if kind := unalignable(DynamicCache(config=text)) or runner.storage.unalignable():
         return f"a cache with {kind}"
     attention = getattr(text, "_attn_implementation", "eager")
     if attention not in ("eager", "sdpa"):

@@ -7,7 +7,6 @@ call.
 from __future__ import annotations
 
 import atexit
-import copy
 import functools
 import os
 import threading
@@ -18,7 +17,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from transformers import DynamicCache, GenerationMixin, PreTrainedModel, StaticCache
+from transformers import GenerationMixin, PreTrainedModel
 from transformers.generation import GenerationMode
 
 from hf_domino._common.cache_name import CACHE
@@ -27,12 +26,11 @@ from hf_domino._common.notices import logger, notice
 from hf_domino.decoding.caches import empty, unalignable
 from hf_domino.decoding.lookup_memory import LookupMemory, check_memory
 from hf_domino.decoding.loop import assisted_decoding
-from hf_domino.decoding.static.workspace import free_memory
 from hf_domino.formats.adapters import drafter_config, stored_config, trace_of_files
 from hf_domino.formats.dflash_config import MUSE_GLIMMER
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.source import RECYCLING, check_is_target, check_source
-from hf_domino.integration.call_checks import check_generation, check_prepared, check_static
+from hf_domino.integration.call_checks import check_generation, check_prepared
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.methods import DominoDraftModel
 from hf_domino.pair import drafter_called, is_recycling
@@ -66,59 +64,12 @@ def decode(target: PreTrainedModel, input_ids: torch.Tensor, **kwargs: Any) -> A
 def _decode(target: PreTrainedModel, input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> Any:
     unused = ("assistant_model", "assistant_tokenizer", "tokenizer", "inputs_tensor", "synced_gpus")
     kept = {name: value for name, value in kwargs.items() if name not in unused}
-    if kept["generation_config"].cache_implementation is None and uses_static_by_default(input_ids):
-        kept |= _static_arguments(target, kwargs["assistant_model"], len(input_ids), kept)
     default = torch.get_default_device()
     host = torch.device("cpu")
     # Tensors that name no device are created on the host. Entering the context takes time, so it is skipped if the
     # default device is the host or the target's device.
     with nullcontext() if default in (host, input_ids.device) else host:
-        try:
-            return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
-        except torch.OutOfMemoryError as error:
-            if kept["generation_config"].cache_implementation != "static" or not may_restart(error):
-                raise
-            reason = str(error).partition("\n")[0]
-        free_memory(input_ids.device)  # not above, because there the error still holds what the call has allocated
-        kept |= _growing_arguments(target, kwargs, f"fixed shapes take more memory than there is: {reason}")
         return assisted_decoding(target, input_ids, drafter=kwargs["assistant_model"], **kept)
-
-
-def uses_static_by_default(input_ids: torch.Tensor) -> bool:
-    """Return whether rounds run in fixed shape by default: on a GPU, where they would wait for kernel launches."""
-    return input_ids.is_cuda
-
-
-def _static_arguments(
-    target: PreTrainedModel, drafter: DominoDraftModel, batch_size: int, kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments to change so that a call runs in fixed shape, or why its shapes must grow instead."""
-    if getattr(kwargs[CACHE], "_is_user_defined", False):
-        return {"why_growing": "the call passed a cache of its own"}
-    config = copy.copy(kwargs["generation_config"])
-    config.cache_implementation = "static"
-    if config.compile_config is None:
-        config.disable_compile = True  # compiling takes a minute, so only calls that name a static cache get it
-    cache = StaticCache(config=target.config.get_text_config(decoder=True), max_cache_len=1)  # for its layer types
-    try:
-        check_static(target, drafter, batch_size, cache, config, kwargs.get("attention_mask"))
-    except ValueError as error:
-        if invalid_field(error) is None:
-            raise
-        return {"why_growing": str(error)}
-    return {"generation_config": config, CACHE: cache}
-
-
-def _growing_arguments(target: PreTrainedModel, kwargs: Mapping[str, Any], reason: str) -> dict[str, Any]:
-    """Return the arguments to change so that the caches of a call grow, with the reason."""
-    config = kwargs["generation_config"]
-    cache = kwargs[CACHE]
-    if config.cache_implementation == "static":
-        config = copy.copy(config)
-        config.cache_implementation = config.compile_config = None
-        cache = DynamicCache(config=target.config.get_text_config(decoder=True))
-        cache._is_user_defined = False
-    return {"generation_config": config, CACHE: cache, "why_growing": reason}
 
 
 # --- with the default drafter -----------------------------------------------------------------------------------

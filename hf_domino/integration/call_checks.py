@@ -17,23 +17,10 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
-from hf_domino.decoding.caches import PER_POSITION, unalignable, unrewindable
+from hf_domino.decoding.caches import PER_POSITION, unrewindable
 from hf_domino.decoding.sampling import stateful_processors
-from hf_domino.decoding.static.fixed_caches import unfixable
-from hf_domino.decoding.support import why_no_batches
-from hf_domino.integration.step_checks import (
-    GROWING_ROPE_TYPES,
-    check_adapters,
-    check_rope,
-    check_steps,
-    num_given,
-    ropes_of,
-)
+from hf_domino.integration.step_checks import check_adapters, check_rope, check_steps, num_given
 from hf_domino.targets.compatibility import check_drafter, check_rows, check_target
-
-# The attention of these targets derives its window, or its slice of a table of limited size, from the length of the
-# cache's tensors. In a cache of fixed shape, that is not the length of the text.
-READS_CACHE_LENGTH = ("gpt_neo", "mpt")
 
 # Arguments that `generate` passes to a loop and that are safe in a batch: they are selected together with the sequences
 # that remain, or they are read only once.
@@ -133,8 +120,6 @@ def check_prepared(
     check_adapters(target, batch_size)
     check_rope(target, num_proposals, input_ids, kwargs)
     _check_step_outputs(target, batch_size, config)
-    if config.cache_implementation == "static":
-        check_static(target, drafter, batch_size, kwargs[CACHE], config, kwargs.get("attention_mask"))
     if batch_size > 1:
         _check_batch(batch_size, kwargs)
         check_rows(target, num_proposals, kwargs)
@@ -209,9 +194,6 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
             raise invalid_argument(f"the prompts of {type(processor).__name__}", batch_size, count, remedy)
     mask = kwargs.get("attention_mask")
     cache = kwargs[CACHE]
-    is_static = kwargs["generation_config"].cache_implementation == "static"
-    if not is_static and (cache_part := unalignable(cache)):
-        raise invalid_argument("the target's cache", "made of dynamic attention layers, for a batch", cache_part, alone)
     if cache.get_seq_length():
         raise invalid_argument(CACHE, "empty, for a batch", f"{cache.get_seq_length()} positions", alone)
     if mask is not None and mask.dim() != 2:
@@ -226,46 +208,3 @@ def _check_batch(batch_size: int, kwargs: Mapping[str, Any]) -> None:
             remedy = f"Sequences leave the batch when they end, and it is not known what {name} is. {alone}"
             expected = "no tensor or list with an entry for each sequence, for a batch"
             raise invalid_argument(f"{name} with a Domino assistant_model", expected, f"{len(value)} entries", remedy)
-
-
-def check_static(
-    target: PreTrainedModel,
-    drafter: PreTrainedModel,
-    batch_size: int,
-    cache: Any,
-    config: GenerationConfig,
-    mask: torch.Tensor | None = None,
-) -> None:
-    """Raise an error if rounds of fixed shape do not support the drafter, the target, the inputs or the outputs."""
-    drafter.config.check_supports("cache_implementation='static'")
-    static = "with cache_implementation='static'"
-    remedy = "Leave cache_implementation unset."
-    text = target.config.get_text_config(decoder=True)
-    kinds = {rope.get("rope_type") for rope in ropes_of(target)}
-    if text.model_type in READS_CACHE_LENGTH:
-        expected = f"none of {READS_CACHE_LENGTH}, whose attention goes by the length of the cache"
-        raise invalid_argument(f"the target's model_type {static}", expected, text.model_type, remedy)
-    if cache_part := unfixable(cache):
-        raise invalid_argument(f"the target's layers {static}", "attention layers", cache_part, remedy)
-    if growing := [kind for kind in GROWING_ROPE_TYPES if kind in kinds]:
-        raise invalid_argument(f"the target's rope_type {static}", "one of fixed frequencies", growing[0], remedy)
-    attention = getattr(text, "_attn_implementation", "eager")
-    if attention not in ("eager", "sdpa"):
-        raise invalid_argument(f"the target's attn_implementation {static}", "'sdpa' or 'eager'", attention, remedy)
-    if len(devices := set(getattr(target, "hf_device_map", {}).values())) > 1:
-        raise invalid_argument(f"the target's devices {static}", "one", sorted(map(str, devices)), remedy)
-    for field in ("output_hidden_states", "output_attentions"):
-        if config.return_dict_in_generate and getattr(config, field):
-            raise invalid_argument(f"{field} {static}", False, True, remedy)
-    if batch_size == 1:
-        return
-    if config.prefill_chunk_size is not None:
-        remedy = "Prompts of a batch go through in one forward; leave one of the two unset."
-        raise invalid_argument(f"prefill_chunk_size of a batch {static}", None, config.prefill_chunk_size, remedy)
-    is_padded_left = mask is None or bool(
-        (mask[:, -1] != 0).all() and ((mask[:, 1:] != 0) >= (mask[:, :-1] != 0)).all()
-    )
-    if not is_padded_left:
-        raise invalid_argument(f"attention_mask of a batch {static}", "zeros on the left alone", "others", remedy)
-    if (reason := why_no_batches(target, cache)) is not None:
-        raise invalid_argument(f"the batch size {static}", 1, batch_size, f"As {reason}: {remedy.lower()}")

@@ -15,12 +15,10 @@ from transformers import GenerationMixin, PreTrainedModel
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.stopping import KnownStops
+from hf_domino.targets.view import GROWING_ROPE_TYPES, ropes_of
 
 # The targets of these modules override the step, but only pass on values that are the same in all steps.
 SAME_FOR_ALL_STEPS = tuple(f"transformers.models.{name}.modeling_{name}" for name in ("idefics", "paligemma"))
-# RoPE types whose frequencies change with the length of the input. With a block, they change at another point than with
-# single tokens.
-GROWING_ROPE_TYPES = ("dynamic", "longrope")
 
 
 def check_steps(target: PreTrainedModel) -> None:
@@ -71,12 +69,6 @@ def num_given(input_ids: torch.Tensor, model_kwargs: Mapping[str, Any]) -> int:
     if embeds is None:
         return input_ids.shape[1]
     return embeds.shape[1]
-
-
-def ropes_of(target: PreTrainedModel) -> list[Mapping[str, Any]]:
-    """Return the rotary parameters of a target: those of all layers, and those of each type of layer."""
-    rope = getattr(target.config.get_text_config(decoder=True), "rope_parameters", None) or {}
-    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
 
 
 def check_rope(target: PreTrainedModel, num_proposals: int, input_ids: torch.Tensor, kwargs: Mapping[str, Any]) -> None:

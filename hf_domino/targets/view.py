@@ -8,7 +8,7 @@ Shapes: B batch, T tokens, H hidden size, V vocabulary, L captured layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,6 +19,9 @@ from transformers.utils import ModelOutput, output_capturing
 
 from hf_domino.configuration.from_target import LENGTH_LIMITS
 
+# RoPE types whose frequencies change with the length of the input. With a block, they change at another point than with
+# single tokens.
+GROWING_ROPE_TYPES = ("dynamic", "longrope")
 Captured = tuple[torch.Tensor, ...]  # hidden states `[B, T, H]` of each of the L layers
 
 # Since Transformers 5.23, a list of requested hidden states counts like the full tuple, in which the embedding output
@@ -132,6 +135,12 @@ def rounded_to(model: PreTrainedModel) -> torch.dtype:
     if torch.is_autocast_enabled(device):
         return torch.get_autocast_dtype(device)
     return model.dtype
+
+
+def ropes_of(target: PreTrainedModel) -> list[Mapping[str, Any]]:
+    """Return the rotary parameters of a target: those of all layers, and those of each type of layer."""
+    rope = getattr(target.config.get_text_config(decoder=True), "rope_parameters", None) or {}
+    return [rope, *(value for value in rope.values() if isinstance(value, dict))]
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -13,7 +13,7 @@ from test_families import PROMPT, build
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
-from hf_domino.integration import assisted_call
+from hf_domino.decoding import support
 
 STATIC = {"cache_implementation": "static"}
 NUM_NEW = 130  # more than the buffers of a call hold at first
@@ -127,7 +127,7 @@ def test_caches_grow_where_fixed_shapes_take_more_memory_than_there_is(
     if how == "by name":
         options |= STATIC
     else:
-        monkeypatch.setattr(assisted_call, "uses_static_by_default", lambda input_ids: True)
+        monkeypatch.setattr(support, "uses_static_by_default", lambda input_ids: True)
     target.generate(ids, assistant_model=drafter, **options)  # tries out whether the target takes batches
     hf_domino.release_workspaces()
     memory.first_limit = 0
@@ -164,7 +164,7 @@ def test_a_hook_that_shortens_the_cache_is_refused_by_name_and_runs_plain_by_def
     make_drafter, monkeypatch, prompts, is_static
 ):
     """As hooks that compress the prompt's keys and values do."""
-    monkeypatch.setattr(assisted_call, "uses_static_by_default", lambda input_ids: is_static)
+    monkeypatch.setattr(support, "uses_static_by_default", lambda input_ids: is_static)
     target = build("Qwen2")
     ids, mask = left_padded(PROMPTS[prompts])
 

@@ -18,9 +18,9 @@ from transformers.masking_utils import create_chunked_causal_mask
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding import support
 from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.static.fixed_caches import FixedCache
-from hf_domino.integration import assisted_call
 
 STATIC = {"cache_implementation": "static"}
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}
@@ -264,7 +264,7 @@ def test_sequences_that_have_ended_take_no_positions_that_the_target_lacks(make_
 
 @pytest.mark.parametrize("pad", ["right", "inside", "all"])
 def test_a_batch_that_is_not_padded_on_the_left_grows(target, make_drafter, monkeypatch, pad):
-    monkeypatch.setattr(assisted_call, "uses_static_by_default", lambda input_ids: True)
+    monkeypatch.setattr(support, "uses_static_by_default", lambda input_ids: True)
     ids, mask = left_padded(PROMPTS[:3])
     where = {"right": slice(-4, None), "inside": slice(-8, -5), "all": slice(None)}[pad]
     mask[1, where] = 0
@@ -287,7 +287,7 @@ def test_masks_of_any_dtype(target, make_drafter, recorded):
 
 def test_a_device_that_prefers_it_runs_in_fixed_shape_by_default(target, make_drafter, monkeypatch, recorded):
     """As on a GPU. What a call cannot have in fixed shape grows, and the statistics say why."""
-    monkeypatch.setattr(assisted_call, "uses_static_by_default", lambda input_ids: True)
+    monkeypatch.setattr(support, "uses_static_by_default", lambda input_ids: True)
     drafter, ids = make_drafter(target), PROMPT
     plain = target.generate(ids, **GREEDY)
     assert target.generate(ids, assistant_model=drafter, **GREEDY).tolist() == plain.tolist()

@@ -54,7 +54,7 @@ def without_graphs() -> Iterator[None]:
 
 
 def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[str, Any] | None:
-    """Return the arguments of `torch.compile` for a call's stages; None if they are not to be compiled.
+    """Return the arguments of `torch.compile` for the stages of a call of fixed shape; None if they are not compiled.
 
     As in Transformers, a static cache on a GPU is enough to compile.
 
@@ -65,16 +65,10 @@ def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[s
     Raises:
         RuntimeError: If torch does not know the backend, the mode or an option.
     """
-    is_static = config.cache_implementation == "static"
     compile_config = config.compile_config
-    if compile_config is None and is_static and target.device.type == "cuda":
+    if compile_config is None and target.device.type == "cuda":
         compile_config = CompileConfig()
     if compile_config is None or config.disable_compile:
-        return None
-    if not is_static:
-        logger.warning_once(
-            "hf_domino compiles nothing without cache_implementation='static': compile_config is ignored."
-        )
         return None
     quantizer = getattr(target, "hf_quantizer", None)
     if quantizer is not None and not quantizer.is_compileable:

@@ -30,7 +30,6 @@ class SlotCache(TargetCache):
     """
 
     cache: Any
-    keeps_padding = False
     ends_with_block = False
 
     def __init__(self, workspace: Workspace, num_draft_tokens: int, room: tuple[int, int], config: Any = None):
@@ -45,17 +44,13 @@ class SlotCache(TargetCache):
 
     @property
     def starts_differ(self) -> bool:  # type: ignore[override]
-        """Whether sequences fill different numbers of slots, for which Transformers makes no masks."""
+        """Whether there are several sequences, which fill different numbers of slots."""
         return self._slots.is_batch
 
     @property
     def num_columns(self) -> int:
         """How many slots the longest sequence fills."""
         return max(self.lengths)
-
-    def open_batch(self) -> None:
-        """Begin a batch, whose padding is not stored."""
-        self._slots.is_batch = True
 
     def settle(self, length: int) -> None:
         """Count the positions that a forward has written."""

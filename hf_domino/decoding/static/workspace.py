@@ -107,7 +107,6 @@ class Workspace(Executor):
 
     def clear(self) -> None:
         """Start a new text."""
-        self.cache.is_batch = False
         self.cache.clear()
         self.context.clear()
 

@@ -21,8 +21,6 @@ from hf_domino.methods.context import ContextCache, DraftContext, NewContext
 from hf_domino.methods.scorer import Drafted, along
 from hf_domino.targets.view import Captured, TargetModel
 
-MAX_WAITING = 256  # how many context positions rounds without drafts may collect before they are stored in the cache
-
 
 class DraftSession(ABC):
     """Drafts in the rounds of one call, and keeps the drafter's context between them.
@@ -186,7 +184,7 @@ class ContextSession(DraftSession):
             starts = [start + count - left for start, count, left in zip(starts, counts, kept, strict=True)]
             counts = kept
         self.observe_block(captured, counts, starts)
-        if self._cache.capacity is not None:  # prompts can have any length, so this does not run as a stage
+        if not self._cache.max_waiting:  # prompts can have any length, so this does not run as a stage
             self.store_context(self._taken())
 
     def observe_block(self, captured: Captured, counts: Sequence[int], starts: Sequence[int] | None = None) -> None:
@@ -197,13 +195,14 @@ class ContextSession(DraftSession):
             counts (`Sequence[int]`): How many positions of each sequence are valid.
             starts (`Sequence[int]`, *optional*): The position of the first one. By default, it is that of the anchor.
         """
-        # States of several rounds are stored together as long as all of them are valid in every sequence.
-        waiting = self._cache.new_counts
-        if self._waiting and (waiting is None or not min(waiting) == self._num_waiting < MAX_WAITING):
-            self._store()
+        cache = self._cache
+        if self._waiting:
+            # States of several rounds are stored together as long as all of them are valid in every sequence.
+            fewest = min(end - start for start, end in zip(self._starts, self._anchors, strict=True))
+            if not fewest == self._num_waiting < cache.max_waiting:
+                self._store()
         joined = torch.cat([states.to(self._device) for states in captured], dim=-1)  # outlives the next verification
-        if self._cache.capacity is None and max(counts) < joined.shape[1]:
-            joined = joined[:, : max(counts)]
+        joined = cache.needed(joined, counts)
         if self.executor.is_compiled and starts is None:
             missing = max(self.drafter.config.num_draft_tokens + 1 - joined.shape[1], 0)
             joined = torch.nn.functional.pad(joined, (0, 0, 0, missing))
@@ -214,7 +213,7 @@ class ContextSession(DraftSession):
         self._anchors = [start + count for start, count in zip(starts, counts, strict=True)]
         self._waiting.append(joined)
         self._num_waiting += joined.shape[1]
-        self._cache.announce(self._starts, self._anchors, self._device)
+        cache.announce(self._starts, self._anchors, self._device)
 
     def context(self) -> ContextCache | None:
         """Store all context observed so far in the cache, and return the cache, or a copy that grows."""
@@ -252,17 +251,11 @@ class ContextSession(DraftSession):
         """Store the new context, and draft hidden states `[B, P, H]` for the positions after anchors `[B, 1]`."""
         assert self._anchors, "observe the context before proposing"
         if not self._waiting:
-            self._cache.announce(self._anchors, self._anchors, self._device)
-        if self._cache.capacity is None:
-            waiting = self._taken() if self._waiting else None
-            return self.executor.run(self.backbone, anchors, waiting, last_tokens)
-        if self._waiting:
-            waiting = self._taken()
-        else:  # pass the usual number of positions, none of them valid
             config = self.drafter.config
-            size = (len(anchors), config.num_draft_tokens + 1, len(config.target_layer_ids) * config.hidden_size)
-            waiting = torch.zeros(size, dtype=self.target.model.dtype, device=self._device)
-        return self.executor.run(self.backbone, anchors, waiting)
+            size = (len(anchors), 0, config.num_captured * config.hidden_size)
+            self._waiting = [torch.empty(size, dtype=self.target.model.dtype, device=self._device)]
+            self._cache.announce(self._anchors, self._anchors, self._device)
+        return self.executor.run(self.backbone, *self._cache.draft_inputs(anchors, self._taken(), last_tokens))
 
     def _store(self) -> None:
         """Store the hidden states that wait, before the next draft."""

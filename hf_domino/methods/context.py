@@ -7,8 +7,8 @@ positions, A key/value heads, D head width.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +30,7 @@ class NewContext(NamedTuple):
 
 NO_CONTEXT = NewContext()
 SPARE = 256  # extra positions to reserve when the first ones are stored
+MAX_WAITING = 256  # how many positions rounds without drafts may collect before they are stored in a context that grows
 
 
 class DraftContext(ABC):
@@ -39,7 +40,7 @@ class DraftContext(ABC):
     """
 
     first = 0  # the first slot that any sequence still sees
-    capacity: int | None = None  # how many positions there is room for, if that is fixed
+    max_waiting = 0  # how many positions may wait for the next draft, before those of another round are added
     # What is stored next, set by `announce`: the positions `[B, 1]` that it starts from and that follow it (buffers of
     # fixed shape can have more sequences), and how many positions it has in each sequence, if the host must know.
     starts: torch.Tensor
@@ -54,6 +55,25 @@ class DraftContext(ABC):
             starts (`Sequence[int]`): The first position of each sequence.
             ends (`Sequence[int]`): The position after its last one.
             device (`torch.device`): The drafter's device.
+        """
+
+    @abstractmethod
+    def needed(self, states: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Cut hidden states `[B, C, L * H]` to what is stored, if the first `counts` of each sequence are valid."""
+
+    @abstractmethod
+    def draft_inputs(
+        self, anchors: torch.Tensor, states: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None
+    ) -> tuple[Any, ...]:
+        """What a draft from the anchors `[B, 1]` reads.
+
+        Args:
+            anchors (`torch.Tensor`): The anchors.
+            states (`torch.Tensor`): The hidden states to store before it, `[B, C, L * H]`; C can be 0.
+            last_tokens (`Callable`, *optional*): Returns the last tokens of each sequence, given their number.
+
+        Returns:
+            `tuple`: The anchors, the states or None, and `last_tokens` where a draft can call it.
         """
 
     @abstractmethod
@@ -124,6 +144,7 @@ class ContextCache(DraftContext):
         window (`int`, *optional*): How many of the last positions a block sees; None for all. Older ones are dropped.
     """
 
+    max_waiting = MAX_WAITING
     new_counts: list[int]
 
     def __init__(self, num_layers: int, window: int | None = None):
@@ -150,6 +171,19 @@ class ContextCache(DraftContext):
         self.starts = _column(starts, device)
         self.ends = _column(ends, device)
         self.new_counts = [end - start for start, end in zip(starts, ends, strict=True)]
+
+    def needed(self, states: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Cut the states off after the last one that is valid in any sequence."""
+        most = max(counts)
+        if most < states.shape[1]:
+            return states[:, :most]
+        return states
+
+    def draft_inputs(
+        self, anchors: torch.Tensor, states: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None
+    ) -> tuple[Any, ...]:
+        """Pass everything on; without states, nothing is stored."""
+        return anchors, states if states.shape[1] else None, last_tokens
 
     def to_dynamic(self) -> ContextCache:
         """Return this context."""

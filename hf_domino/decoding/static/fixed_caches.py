@@ -11,7 +11,7 @@ positions, D head width.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -268,12 +268,11 @@ class FixedContext(DraftContext):
         num_rows (`int`, *optional*, defaults to 1): Sequences (B).
     """
 
-    capacity: int
-
     def __init__(self, drafter: DominoDraftModel, capacity: int, num_rows: int = 1):
         config = drafter.config
         self._window = config.draft_window_size
         self._block_size = config.block_size
+        self._num_new = config.num_draft_tokens + 1  # positions that a round commits at most
         self._largest = None if self._window is None else self._window + config.most_verified + 1  # size of the ring
         self.capacity = self._bounded(capacity)
         device = drafter.device
@@ -305,6 +304,18 @@ class FixedContext(DraftContext):
         self._end_of_first = ends[0]
         set_first(self._starts, starts)
         set_first(self._lengths, ends)
+
+    def needed(self, states: torch.Tensor, counts: Sequence[int]) -> torch.Tensor:
+        """Keep all states, so that what is stored has one shape."""
+        return states
+
+    def draft_inputs(
+        self, anchors: torch.Tensor, states: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None
+    ) -> tuple[Any, ...]:
+        """Pass tensors alone; without states, as many as a round has, none of them valid."""
+        if not states.shape[1]:
+            states = states.new_zeros(len(states), self._num_new, states.shape[2])
+        return anchors, states
 
     @torch.no_grad()
     def select(self, rows: Sequence[int]) -> None:

@@ -11,7 +11,7 @@ Shapes: B sequences, N proposals, P depths, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ import torch
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.tree import Tree
+from hf_domino.targets.view import Captured
 
 
 class RecyclingSession(DraftSession):
@@ -26,25 +27,36 @@ class RecyclingSession(DraftSession):
 
     _is_known: Any = None  # which tokens have been seen, `[V]` bool on the host, if the host does not read the table
 
-    def observe(self, *args: Any, **kwargs: Any) -> None:
+    def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
         """Read once which tokens have been seen before this call. No hidden states are read."""
         if self.executor.is_fixed or self.drafter.device.type != "cpu":
             best = self.drafter.scores[: self.drafter.config.vocab_size, 0]
             self._is_known = (best > -torch.inf).cpu().numpy()
 
-    def observe_block(self, *args: Any, **kwargs: Any) -> None:
-        """Do nothing, because this method reads no hidden states and keeps nothing for a sequence."""
+    def observe_block(self, captured: Captured, counts: Sequence[int]) -> None:
+        """Do nothing, because no hidden states are read."""
 
-    select = context = observe_block
+    def context(self) -> None:
+        """Return None, because no context is kept."""
 
-    def propose(self, prefixes: Prefixes, *args: Any) -> Tree:
+    def select(self, rows: Sequence[int]) -> None:
+        """Do nothing, because nothing is kept for a sequence."""
+
+    def propose(
+        self,
+        prefixes: Prefixes,
+        most: int,
+        noise: torch.Tensor | None = None,
+        num_nodes: int | None = None,
+        least_chance: float = 0.0,
+    ) -> Tree:
         """Draft as [`DraftSession.propose`] does, or propose nothing if no anchor has been seen."""
         if self._is_known is not None:
             ends = zip(prefixes.rows, prefixes.lengths, strict=True)
             anchors = [self.read(row, length - 1)[0] for row, length in ends]
             if not self._is_known[anchors].any():
                 return Tree(prefixes.ids[:, :0])
-        return super().propose(prefixes, *args)
+        return super().propose(prefixes, most, noise, num_nodes, least_chance)
 
     def _draft(self, anchors: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None = None) -> torch.Tensor:
         """The tokens before the anchors, `[B, P]`, in place of hidden states; the shape says how deep to draft."""

@@ -1,34 +1,24 @@
 """The caches that keep the target's keys and values between forwards and between calls.
 
 [`TargetCache`] is the interface. `GrowingCache` is Transformers' own layers, from which rejected positions are dropped.
-After a round, each sequence of a batch drops its own rejected positions. The rest is moved to the right until all
-sequences end in the same column. To the target, this looks like any left-padded batch, even with sliding windows. Holes
-inside a sequence would not work, because sliding windows would count them. Columns that are padding in every sequence
-are cut away, and finished sequences are removed.
+In a batch, each sequence drops its own after a round, and the batch is realigned (alignment.py).
 
 The states of linear-attention and state-space layers cannot be cropped token by token. They are copied before a
 verification forward. If a proposal is rejected, the copies are restored, and the committed tokens run through the
 target once more.
 
-`generate(..., return_dict_in_generate=True)` returns the cache, which a later call can continue from. The target does
-not process the cached prefix again, so the drafter would get no hidden states of it. For this reason, the drafter's
-context is kept on the cache object. If the drafter has missed a part of the prefix, fewer drafts are accepted, but the
-output stays exact.
-
-Shapes: B sequences before, R sequences after, S positions of a sequence, A heads, D head width, C accepted positions.
+Shapes: B sequences, S positions of a sequence, A heads, D head width, C accepted positions, T prompt tokens, M columns
+of a mask.
 """
 
 from __future__ import annotations
 
-import copy
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import Cache, cache_utils
+from transformers import Cache
 from transformers.cache_utils import (
     DynamicLayer,
     DynamicSlidingWindowLayer,
@@ -37,17 +27,8 @@ from transformers.cache_utils import (
 )
 
 from hf_domino._common.errors import invalid_argument
-from hf_domino.methods import DominoDraftModel
-from hf_domino.methods.context import ContextCache
+from hf_domino.decoding.alignment import PLACEHOLDERS, Alignment, unalignable
 
-# Placeholders for layers that keep nothing, because they use the keys of other layers or have no attention. Older
-# versions of Transformers leave such layers out of the cache.
-PLACEHOLDERS: tuple[type, ...] = (cache_utils.DummyLayer,) if hasattr(cache_utils, "DummyLayer") else ()
-ALIGNABLE_LAYERS = (DynamicLayer, DynamicSlidingWindowLayer, *PLACEHOLDERS)
-# Keyword arguments of the target's forward that have one entry per position. Positions are the last dimension, and
-# sequences are the one before it.
-PER_POSITION = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
-_ATTRIBUTE = "_hf_domino_context"
 _STATES = (
     *("conv_states", "is_conv_states_initialized"),
     *("recurrent_states", "is_recurrent_states_initialized"),
@@ -368,63 +349,6 @@ def _clone(value: Any) -> Any:
     return value
 
 
-@dataclass(frozen=True)
-class Alignment:
-    """How to realign a batch after a round."""
-
-    rows: Sequence[int]  # places of the sequences that stay, among the current ones
-    dropped: Sequence[int]  # how many positions each of them drops at its end
-    lengths: Sequence[int]  # how many positions each of them has left, not counting padding
-
-    def sources(self, num_positions: int, num_kept: int, device: torch.device) -> torch.Tensor:
-        """Find the old index of each new position, `[R, num_kept]`; negative ones, which are padding, become 0."""
-        ends = num_positions - torch.tensor(self.dropped)
-        return (ends[:, None] - num_kept + torch.arange(num_kept)).clamp_min(0).to(device)
-
-    def align_positions(self, values: torch.Tensor) -> torch.Tensor:
-        """Realign `[..., B, S]` to `[..., R, longest]`."""
-        longest = max(self.lengths)
-        index = self.sources(values.shape[-1], longest, values.device)
-        chosen = values[..., list(self.rows), :]
-        return chosen.gather(-1, index.expand(*chosen.shape[:-2], -1, -1))
-
-    def padding_mask(self, device: torch.device) -> torch.Tensor:
-        """The padding mask after realignment, `[R, longest]` int64: 1 for a token, 0 for padding."""
-        longest = max(self.lengths)
-        return (torch.arange(longest) >= longest - torch.tensor(self.lengths)[:, None]).long().to(device)
-
-    def align_cache(self, cache: Cache) -> None:
-        """Realign all layers in place. Sliding-window layers must have recorded their past."""
-        longest = max(self.lengths)
-        indices = {}
-        for layer in cache.layers:
-            if layer.keys is None:  # it uses the keys of another layer
-                continue
-            if layer.is_sliding:
-                kept = min(longest, layer.sliding_window - 1)
-            else:
-                kept = longest
-            shape = (*layer.keys.shape[:3], kept, layer.keys.device)
-            if shape not in indices:
-                indices[shape] = self._flat_index(*shape)
-            layer.keys = _select(layer.keys, indices[shape], len(self.rows), kept)
-            layer.values = _select(layer.values, indices[shape], len(self.rows), kept)
-            if layer.is_sliding:
-                layer.cumulative_length = longest
-
-    def _flat_index(self, _: int, num_heads: int, num_positions: int, kept: int, device: torch.device) -> torch.Tensor:
-        """Indices `[R * A * kept]` into keys flattened to `[B * A * S, D]`, so that whole vectors are copied."""
-        positions = self.sources(num_positions, kept, device)  # [R, kept]
-        rows = torch.tensor(list(self.rows), device=device)[:, None] * num_heads
-        heads = rows + torch.arange(num_heads, device=device)  # [R, A]
-        return (heads[..., None] * num_positions + positions[:, None]).flatten()
-
-
-def _select(states: torch.Tensor, index: torch.Tensor, num_rows: int, kept: int) -> torch.Tensor:
-    flat = states.reshape(-1, states.shape[-1]).index_select(0, index)
-    return flat.view(num_rows, states.shape[1], kept, states.shape[-1])
-
-
 def empty(cache: Cache) -> None:
     """Drop all positions of a cache of `ALIGNABLE_LAYERS`."""
     for layer in cache.layers:
@@ -434,14 +358,6 @@ def empty(cache: Cache) -> None:
         layer.is_initialized = False
         if layer.is_sliding:
             layer.cumulative_length = 0
-
-
-def unalignable(cache: Any) -> str | None:
-    """The class name of a part of the cache that cannot be realigned; None if the whole cache can be."""
-    layers = getattr(cache, "layers", None)
-    if layers is None:
-        return type(cache).__name__
-    return next((type(layer).__name__ for layer in layers if type(layer) not in ALIGNABLE_LAYERS), None)
 
 
 def unrewindable(cache: Any) -> str | None:
@@ -455,62 +371,3 @@ def unrewindable(cache: Any) -> str | None:
 
 def _takes_snapshots(kind: type) -> bool:
     return issubclass(kind, (LinearAttentionCacheLayerMixin, *PLACEHOLDERS))
-
-
-@dataclass
-class KeptContext:
-    """The context of one drafter for one sequence."""
-
-    drafter: weakref.ref
-    context: ContextCache  # keys and values of the positions that the drafter has seen
-    length: int  # length of the target's cache when the context was kept
-    has_gap: bool  # whether the drafter has missed some of its positions
-    mark: torch.Tensor | None  # the target's last cached key, which reveals whether the cache was rewritten since
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> KeptContext:
-        """Copy the tensors but not the drafter, so that a copied cache can continue on its own."""
-        return KeptContext(self.drafter, copy.deepcopy(self.context, memo), self.length, self.has_gap, self.mark)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Become None when the cache is pickled, so that the context is not saved with it."""
-        return (type(None), ())
-
-
-def keep_context(cache: Any, drafter: DominoDraftModel, context: ContextCache, has_gap: bool) -> None:
-    """Attach the drafter's context to the target's cache of a single sequence."""
-    length = cache.get_seq_length()
-    kept = KeptContext(weakref.ref(drafter), context, length, has_gap, _last_key(cache, length))
-    setattr(cache, _ATTRIBUTE, kept)
-
-
-def kept_context(cache: Any, drafter: DominoDraftModel, batch_size: int = 1) -> tuple[ContextCache | None, bool]:
-    """Take the drafter's context back from the target's cache, and say whether it has missed part of the prefix."""
-    # The caller may have cropped the cache since. A context is only kept for a single sequence.
-    kept = getattr(cache, _ATTRIBUTE, None)
-    length = cache.get_seq_length()
-    if kept is None:
-        return None, length > 0
-    delattr(cache, _ATTRIBUTE)
-    cropped = max(kept.length - length, 0)
-    is_own = batch_size == 1 and kept.drafter() is drafter
-    # The context cannot be continued if the drafter was moved to another device or cast to another dtype since.
-    if not (is_own and kept.context.can_grow(drafter.dtype, drafter.device)):
-        return None, length > 0
-    if cropped and (kept.has_gap or cropped > kept.context.lengths[0]):
-        return None, length > 0
-    mark = None if cropped else _last_key(cache, kept.length)
-    if mark is not None and kept.mark is not None and not torch.equal(mark, kept.mark):
-        return None, length > 0
-    kept.context.crop([kept.context.lengths[0] - cropped])
-    if length > kept.length:
-        kept.context.mark_gap()
-    return kept.context, kept.has_gap or length > kept.length
-
-
-def _last_key(cache: Any, length: int) -> torch.Tensor | None:
-    """The key of position `length - 1` in the first layer that keeps all positions, `[A, D]`; None without one."""
-    for layer in cache.layers:
-        keys = getattr(layer, "keys", None)
-        if keys is not None and keys.dim() == 4 and not getattr(layer, "is_sliding", False) and keys.shape[2] >= length:
-            return keys[0, :, length - 1].clone()
-    return None

@@ -180,7 +180,8 @@ class DominoCandidateGenerator(CandidateGenerator):
 
     def observe_round(self, outcome: Outcome, seconds: float) -> None:
         """Record how many tokens a round emitted and how long it took, so that later plans can use it."""
-        self.lookup.observe(outcome)
+        if outcome.plan.offer is not None:
+            self.lookup.observe(outcome.plan.offer, outcome.num_emitted)
         self.policy.observe(outcome, seconds)
 
     def _room(self, length: int, positions_left: int | None) -> int:

@@ -20,9 +20,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import mark_restartable, may_restart
-from hf_domino.decoding.caches import keep_context, kept_context, sliding_windows
+from hf_domino.decoding.caches import sliding_windows
 from hf_domino.decoding.call import Call
 from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
+from hf_domino.decoding.kept_context import keep_context, kept_context
 from hf_domino.decoding.noise import StepNoise
 from hf_domino.decoding.policy import most_proposals
 from hf_domino.decoding.prefixes import Prefixes
@@ -253,7 +254,11 @@ class Generation:
 
     def _propose(self, prefixes: Prefixes) -> tuple[Plan, torch.Tensor | None, Tree]:
         """Plan the round and make its proposals; return the plan, the noise of the round's steps, and the proposals."""
-        plan = self._plan(prefixes)
+        limit = self.generator.target.position_limit
+        positions_left = None
+        if limit is not None:
+            positions_left = limit - self.runner.next_position() - 1
+        plan = self.generator.plan(prefixes, positions_left, self.support.may_plan_trees)
         noise = None
         if self.noise is not None:
             noise = self._noise(plan.length)
@@ -261,15 +266,6 @@ class Generation:
         if proposals.parents is None or self.support.takes_trees:
             return plan, noise, proposals
         return self._propose(prefixes)  # now it is known that the target takes no trees
-
-    def _plan(self, prefixes: Prefixes) -> Plan:
-        """Choose what the round proposes. It proposes nothing if the target has no positions left."""
-        limit = self.generator.target.position_limit
-        if limit is None:
-            positions_left = None
-        else:
-            positions_left = limit - self.runner.next_position() - 1
-        return self.generator.plan(prefixes, positions_left, self.support.may_plan_trees)
 
     def _noise(self, most: int) -> torch.Tensor | None:
         """The noise `[B, most + 1, V]` of the decode steps that a round with up to `most` proposals can cover."""

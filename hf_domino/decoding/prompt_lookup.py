@@ -31,7 +31,7 @@ from transformers import GenerationConfig
 from hf_domino.decoding.estimates import Acceptance
 from hf_domino.decoding.lookup_memory import DEFAULT_TOKENS, LEAST_TOKENS, LookupMemory, check_memory
 from hf_domino.decoding.prefixes import Prefixes
-from hf_domino.decoding.round import Offer, Outcome, fitting_length
+from hf_domino.decoding.round import Offer, fitting_length
 from hf_domino.decoding.token_ring import StoredSequence
 from hf_domino.methods import DominoDraftModel
 
@@ -161,13 +161,12 @@ class PromptLookup:
         # unlikely to be accepted.
         return torch.tensor(offer.tokens).clamp(0, self._last_id).to(prefixes.ids.device, non_blocking=True)
 
-    def observe(self, outcome: Outcome) -> None:
-        """Learn how many of its proposals were accepted from a round that used prompt lookup."""
-        if (offer := outcome.plan.offer) is not None:
-            self._acceptance.forget()
-            for classes, count in zip(offer.classes, outcome.num_emitted, strict=True):
-                self._acceptance.observe(classes, count - 1)
-            self._rates = self._acceptance.rates()
+    def observe(self, offer: Offer, num_emitted: Sequence[int]) -> None:
+        """Learn from a round with such proposals how many tokens it emitted for each sequence, bonus token included."""
+        self._acceptance.forget()
+        for classes, count in zip(offer.classes, num_emitted, strict=True):
+            self._acceptance.observe(classes, count - 1)
+        self._rates = self._acceptance.rates()
 
     def finish(self, num_rows: int) -> None:
         """Store the last tokens of all sequences of the call, for later calls."""

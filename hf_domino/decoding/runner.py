@@ -17,13 +17,13 @@ from transformers import PreTrainedModel
 from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREFILL
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.caches import PER_POSITION, TargetCache
+from hf_domino.decoding.caches import TargetCache
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.tree import Tree, tree_inputs
 from hf_domino.methods.scorer import along
 from hf_domino.targets.attention import unrepeated_keys
-from hf_domino.targets.view import Captured, TargetModel
+from hf_domino.targets.view import PER_POSITION, Captured, TargetModel
 
 
 class TargetRunner:

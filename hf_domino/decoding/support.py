@@ -24,15 +24,15 @@ from transformers import Cache, DynamicCache, PreTrainedModel, StaticCache
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument, invalid_field
 from hf_domino._common.notices import logger
-from hf_domino.decoding.caches import PER_POSITION, unalignable
+from hf_domino.decoding.alignment import unalignable
 from hf_domino.decoding.call import Call
 from hf_domino.decoding.candidates import pool_size
 from hf_domino.decoding.drafting import DraftSession
 from hf_domino.decoding.runner import TargetRunner
 from hf_domino.decoding.static.batch_masks import batch_masks
-from hf_domino.decoding.static.fixed_caches import FixedCache, set_first, unfixable
+from hf_domino.decoding.static.fixed_cache import FixedCache, set_first, unfixable
 from hf_domino.decoding.tree import Tree, tree_inputs
-from hf_domino.targets.view import GROWING_ROPE_TYPES, input_device, ropes_of, rounded_to
+from hf_domino.targets.view import GROWING_ROPE_TYPES, PER_POSITION, input_device, ropes_of, rounded_to
 
 # The attention of these targets derives its window, or its slice of a table of limited size, from the length of the
 # cache's tensors. In a cache of fixed shape, that is not the length of the text.

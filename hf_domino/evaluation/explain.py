@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
-from hf_domino.decoding.caches import PER_POSITION, GrowingCache
+from hf_domino.decoding.caches import GrowingCache
 from hf_domino.decoding.drafting import ContextSession
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.runner import TargetRunner
@@ -31,7 +31,7 @@ from hf_domino.evaluation.prepared import prepared
 from hf_domino.integration.call_checks import check_inputs
 from hf_domino.methods import DominoDraftModel
 from hf_domino.targets.compatibility import fitting_drafter
-from hf_domino.targets.view import TargetModel
+from hf_domino.targets.view import PER_POSITION, TargetModel
 from hf_domino.training.evidence.acceptance import chosen_logits
 
 

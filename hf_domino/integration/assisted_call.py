@@ -23,7 +23,8 @@ from transformers.generation import GenerationMode
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument, invalid_field, may_restart
 from hf_domino._common.notices import logger, notice
-from hf_domino.decoding.caches import empty, unalignable
+from hf_domino.decoding.alignment import unalignable
+from hf_domino.decoding.caches import empty
 from hf_domino.decoding.lookup_memory import LookupMemory, check_memory
 from hf_domino.decoding.loop import assisted_decoding
 from hf_domino.formats.adapters import drafter_config, stored_config, trace_of_files

@@ -17,10 +17,11 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
-from hf_domino.decoding.caches import PER_POSITION, unrewindable
+from hf_domino.decoding.caches import unrewindable
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.integration.step_checks import check_adapters, check_rope, check_steps, num_given
 from hf_domino.targets.compatibility import check_drafter, check_rows, check_target
+from hf_domino.targets.view import PER_POSITION
 
 # Arguments that `generate` passes to a loop and that are safe in a batch: they are selected together with the sequences
 # that remain, or they are read only once.

@@ -36,7 +36,7 @@ MAX_WAITING = 256  # how many positions rounds without drafts may collect before
 class DraftContext(ABC):
     """Holds the keys and values of the context for each drafter layer; those of a block are not stored.
 
-    [`ContextCache`] grows. With fixed shapes, `FixedContext` (`decoding/static/fixed_caches.py`) takes its place.
+    [`ContextCache`] grows. With fixed shapes, `FixedContext` (`decoding/static/fixed_context.py`) takes its place.
     """
 
     first = 0  # the first slot that any sequence still sees

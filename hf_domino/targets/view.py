@@ -19,6 +19,9 @@ from transformers.utils import ModelOutput, output_capturing
 
 from hf_domino.configuration.from_target import LENGTH_LIMITS
 
+# Keyword arguments of the target's forward that have one entry per position. Positions are the last dimension, and
+# sequences are the one before it.
+PER_POSITION = ("attention_mask", "position_ids", "token_type_ids", "mm_token_type_ids")
 # RoPE types whose frequencies change with the length of the input. With a block, they change at another point than with
 # single tokens.
 GROWING_ROPE_TYPES = ("dynamic", "longrope")

@@ -9,13 +9,15 @@ from builders import PAD, build_drafter, left_padded
 from oracle import oracle, proposed
 from recorded_graphs import recorded_graphs
 from test_families import build
+from transformers import GenerationConfig
 
 import hf_domino
 from hf_domino import LookupMemory
+from hf_domino.decoding.candidate_generator import DominoCandidateGenerator
 from hf_domino.decoding.policy import LOOKUP
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
-from hf_domino.decoding.round import Outcome, Plan
+from hf_domino.decoding.round import Arm, Outcome, Plan
 
 PASSAGE = [11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22]
 PROMPT = torch.tensor([[*PASSAGE, 5, 6, *PASSAGE, 7]])
@@ -95,19 +97,24 @@ def test_copies_that_fail_promise_nothing_and_those_that_hold_more():
         lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]])
         first = offer = lookup.offer(prefixes, 10, PRICE)
         for _ in range(30):
-            plan = Plan(LOOKUP, offer.length, offer)
-            lookup.observe(Outcome(plan, [0], offer.length, [min(num_accepted, offer.length) + 1]))
+            lookup.observe(offer, [min(num_accepted, offer.length) + 1])
             offer = lookup.offer(prefixes, 10, PRICE) or offer
         assert (offer.expected > first.expected) == (num_accepted > 0)
         assert offer.expected > 8 if num_accepted else offer.expected < 1.1
 
 
-def test_what_is_drafted_teaches_nothing_of_copies():
-    lookup, prefixes = lookup_in([*PASSAGE, 5, *PASSAGE[:4]])
-    first = lookup.offer(prefixes, 10, PRICE).expected
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_what_is_drafted_teaches_nothing_of_copies(tiny_qwen3, make_drafter, is_copied):
+    generator = DominoCandidateGenerator(make_drafter(tiny_qwen3), tiny_qwen3, GenerationConfig(**COPYING))
+    tokens = [*PASSAGE, 5, *PASSAGE[:4]]
+    generator.lookup.read = lambda row, start: tokens[start:]
+    prefixes = Prefixes.of(torch.tensor([tokens]))
+    first = offer = generator.lookup.offer(prefixes, 10, PRICE)
     for _ in range(10):
-        lookup.observe(Outcome(Plan(LOOKUP, 4), [0], 4, [1]))
-    assert lookup.offer(prefixes, 10, PRICE).expected == first
+        plan = Plan(LOOKUP, offer.length, offer) if is_copied else Plan(Arm(4), 4)
+        generator.observe_round(Outcome(plan, [0], plan.length, [1]), 0.1)
+        offer = generator.lookup.offer(prefixes, 10, PRICE) or offer
+    assert (offer.expected == first.expected) == (not is_copied)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ import hf_domino
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding import support
 from hf_domino.decoding.static.batch_masks import batch_masks
-from hf_domino.decoding.static.fixed_caches import FixedCache
+from hf_domino.decoding.static.fixed_cache import FixedCache
 
 STATIC = {"cache_implementation": "static"}
 GREEDY = {"do_sample": False, "max_new_tokens": 20, "pad_token_id": 0}

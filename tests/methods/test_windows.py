@@ -11,7 +11,7 @@ from oracle import faults
 from torch.nn.functional import normalize, silu
 
 from hf_domino import DominoConfig
-from hf_domino.decoding.static.fixed_caches import FixedContext
+from hf_domino.decoding.static.fixed_context import FixedContext
 from hf_domino.methods import modeling
 from hf_domino.methods.context import SPARE, ContextCache
 from hf_domino.targets.view import TargetModel

@@ -14,10 +14,47 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from transformers import Cache
 from transformers.masking_utils import create_masks_for_generate
 
 from hf_domino._common.cache_name import CACHE
-from hf_domino.decoding.static.fixed_caches import FixedCache, FlatQueries
+from hf_domino.decoding.static.fixed_cache import FixedCache
+
+
+class QueryOffsets(torch.Tensor):
+    """One offset per query, never equal to a number: Transformers would leave out the mask if "the" offset were 0."""
+
+    def __eq__(self, other: object) -> Any:
+        if isinstance(other, int):
+            return False
+        return super().__eq__(other)
+
+    __hash__ = torch.Tensor.__hash__
+
+
+class FlatQueries(Cache):
+    """Puts the queries of all sequences in one row, each at its own position, to make the masks of a batch.
+
+    Transformers' mask functions assume that all sequences start at the same position, so they get a single sequence of
+    `B * W` queries.
+
+    Args:
+        cache ([`FixedCache`]): The target's cache.
+        positions (`torch.Tensor`): Positions of the queries, `[B, W]`.
+    """
+
+    def __init__(self, cache: FixedCache, positions: torch.Tensor):
+        super().__init__(layers=cache.layers)
+        flat = positions.flatten()
+        offsets = flat - torch.arange(len(flat), device=flat.device)
+        if torch.compiler.is_compiling():
+            self._offsets = offsets
+        else:
+            self._offsets = offsets.as_subclass(QueryOffsets)
+
+    def get_query_offset(self, layer_idx: int = 0) -> Any:
+        """Return the position of each query minus its index in the row, `[B * W]`."""
+        return self._offsets
 
 
 def batch_masks(model: Any, cache: FixedCache, lengths: torch.Tensor, width: int) -> Any:

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from hf_domino.decoding.caches import TargetCache, shortened_cache
 from hf_domino.decoding.round import fitting_length
-from hf_domino.decoding.static.fixed_caches import set_first
+from hf_domino.decoding.static.fixed_cache import set_first
 from hf_domino.decoding.static.workspace import Workspace
 
 

@@ -26,7 +26,8 @@ from hf_domino._common.notices import logger
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.sampling import TokenDistribution
-from hf_domino.decoding.static.fixed_caches import FixedCache, FixedContext, compact
+from hf_domino.decoding.static.fixed_cache import FixedCache, compact
+from hf_domino.decoding.static.fixed_context import FixedContext
 from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.verification import Verification

@@ -25,10 +25,8 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from hf_domino import LookupMemory
 from hf_domino._common.provenance import provenance
 from hf_domino.decoding.estimates import NOMINAL_PROPOSAL
-from hf_domino.decoding.policy import LOOKUP
 from hf_domino.decoding.prefixes import Prefixes
 from hf_domino.decoding.prompt_lookup import PromptLookup
-from hf_domino.decoding.round import Outcome, Plan
 from hf_domino.evaluation.results import Result, to_lines
 from hf_domino.pair import BUNDLED
 
@@ -82,7 +80,7 @@ def answer(prompt: Sequence[int], text: Sequence[int], lookup: PromptLookup) -> 
             num_accepted = next((count for count, (one, other) in enumerate(pairs) if one != other), offer.length)
             num_accepted = min(num_accepted, len(following) - 1)
             num_proposed += offer.length
-            lookup.observe(Outcome(Plan(LOOKUP, offer.length, offer), [0], offer.length, [num_accepted + 1]))
+            lookup.observe(offer, [num_accepted + 1])
         length += num_accepted + 1
         num_rounds += 1
     lookup.finish(1)

@@ -78,7 +78,7 @@ class Call:
     criteria: StoppingCriteriaList
     model_kwargs: dict[str, Any]  # cache, attention mask, positions and model-specific inputs
     is_fixed: bool = False  # whether rounds have a fixed shape, as `choose_storage` decides
-    why_growing: str | None = None  # why they have not, if the caller or the device would have it so
+    why_growing: str | None = None  # why they have not, if the call or the device prefers it
 
     @property
     def batch_size(self) -> int:

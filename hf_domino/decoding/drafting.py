@@ -52,9 +52,10 @@ class DraftSession(ABC):
         self.target = target
         drafter.vocabulary.prepare(target)
         self.executor = executor or Executor()
-        self.scorer = drafter.scorer(target, reads_host=not self.executor.is_fixed)
+        self.reads_host = not self.executor.is_fixed  # whether tensors may be read on the host while it drafts
+        self.scorer = drafter.scorer(target, self.reads_host)
         self.distribution = draft_distribution(self.scorer, distribution)
-        if self.executor.is_fixed:
+        if not self.reads_host:
             ends = torch.tensor(sorted(distribution.stops.eos_token_ids), dtype=torch.long)
             self._ends = self.executor.hold_on_device("ends", ends)
 

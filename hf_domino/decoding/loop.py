@@ -85,13 +85,13 @@ def assisted_decoding(
     except ValueError as error:
         mark_restartable(error)
         raise
+    generation: Generation | None = None
     try:
         generation = _generated(call, streamer)
     except torch.OutOfMemoryError as error:
         if not (call.is_fixed and may_restart(error)):
             raise
         reason = str(error).partition("\n")[0]
-        generation = None
     if generation is None:
         free_memory(input_ids.device)  # not above, because there the error still holds what the call has allocated
         call = in_growing_layers(call, f"fixed shapes take more memory than there is: {reason}")

@@ -29,7 +29,7 @@ class RecyclingSession(DraftSession):
 
     def observe(self, captured: Captured, length: int, mask: torch.Tensor | None = None) -> None:
         """Read once which tokens have been seen before this call. No hidden states are read."""
-        if self.executor.is_fixed or self.drafter.device.type != "cpu":
+        if not self.reads_host or self.drafter.device.type != "cpu":
             best = self.drafter.scores[: self.drafter.config.vocab_size, 0]
             self._is_known = (best > -torch.inf).cpu().numpy()
 

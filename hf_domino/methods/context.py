@@ -182,8 +182,10 @@ class ContextCache(DraftContext):
     def draft_inputs(
         self, anchors: torch.Tensor, states: torch.Tensor, last_tokens: Callable[[int], torch.Tensor] | None
     ) -> tuple[Any, ...]:
-        """Pass everything on; without states, nothing is stored."""
-        return anchors, states if states.shape[1] else None, last_tokens
+        """Pass everything on, or None if no states are new. A new context learns how many sequences there are."""
+        if not states.shape[1] and self._lengths:
+            return anchors, None, last_tokens
+        return anchors, states, last_tokens
 
     def to_dynamic(self) -> ContextCache:
         """Return this context."""

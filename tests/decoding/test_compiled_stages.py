@@ -15,6 +15,7 @@ from test_families import NEW_TOKENS, PROMPT, build
 from transformers import CompileConfig, GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
 import hf_domino
+from hf_domino.decoding import support
 from hf_domino.decoding.static import graphs as graphs_module
 from hf_domino.decoding.static import workspace
 from hf_domino.decoding.static.graphs import StageGraphs, compile_options
@@ -283,7 +284,8 @@ def test_the_last_learned_positions_compile_nothing_more(make_drafter, monkeypat
 @pytest.mark.parametrize("reason", ["cache_implementation='static'", "quantized by FakeQuantizer"])
 def test_what_is_not_compiled_is_said(tiny_qwen3, make_drafter, config, traced, monkeypatch, reason):
     said = []
-    monkeypatch.setattr(graphs_module.logger, "warning_once", said.append)
+    for module in (graphs_module, support):
+        monkeypatch.setattr(module.logger, "warning_once", said.append)
     options = {"cache_implementation": None}
     if "quantized" in reason:
         quantizer = type("FakeQuantizer", (), {"is_compileable": False})()

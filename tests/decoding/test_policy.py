@@ -489,11 +489,17 @@ def test_chains_and_trees_in_turn_do_not_change_the_text(tiny_qwen3, monkeypatch
 
 def test_what_is_learnt_of_a_round_is_not_cut_where_the_text_ends(tiny_qwen3, make_drafter, monkeypatch):
     drafter, learnt = make_drafter(tiny_qwen3, draft_length="adaptive"), []
-    for place in (Policy, PromptLookup):
-        monkeypatch.setattr(place, "observe", lambda self, outcome, *_: learnt.append(outcome.num_emitted))
+    monkeypatch.setattr(Policy, "observe", lambda self, outcome, *_: learnt.append(outcome.num_emitted))
+    monkeypatch.setattr(PromptLookup, "observe", lambda self, offer, num_emitted: learnt.append(num_emitted))
     prompt, options = torch.randint(4, 64, (1, 11)), {"do_sample": False, "max_new_tokens": 2, "eos_token_id": -1}
     with oracle(tiny_qwen3, prompt, 1.0, **(options | {"max_new_tokens": 20})):
         tiny_qwen3.generate(prompt, assistant_model=drafter, **options)
     assert drafter.stats.rows == [[1]]
+    assert learnt == [[drafter.stats.proposed[0][0] + 1]]
+    assert learnt[0][0] > 2
+    learnt.clear()
+    options |= {"sequence_bias": [[[9], 1000.0]], "prompt_lookup_num_tokens": 5}
+    tiny_qwen3.generate(torch.full((1, 40), 9), assistant_model=drafter, **options)
+    assert drafter.stats.num_lookups == 1
     assert learnt == [[drafter.stats.proposed[0][0] + 1]] * 2
     assert learnt[0][0] > 2

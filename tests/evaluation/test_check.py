@@ -12,11 +12,13 @@ import re
 import pytest
 import torch
 from builders import build_drafter
+from recorded_graphs import recorded_graphs
 
 import hf_domino
 from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
+from hf_domino.decoding import support
 from hf_domino.evaluation import check
 from hf_domino.evaluation.check import check_fit, measure, positions, prompts, verdict
 from hf_domino.evaluation.check.estimate import estimate_mean
@@ -152,13 +154,23 @@ def test_untrained(pair, held_out):
     assert "one position off" not in str(result)
 
 
+def test_speed_is_measured_in_the_storage_that_generate_uses(pair, held_out, monkeypatch):
+    """On a GPU, that is slots of fixed shape; all texts share what is captured there."""
+    monkeypatch.setattr(support, "uses_static_by_default", lambda input_ids: True)
+    with recorded_graphs() as made:
+        check_fit(pair.drafter, pair.target, pair.tokenizer, held_out[:1] * 4, NEW_TOKENS)
+    assert len(made) == 2  # one for the texts, one for the speed
+    assert all(graphs.num_captured for graphs in made)
+
+
 def test_variants_draft_what_real_rounds_draft(pair, held_out, monkeypatch):
     """The walk from round to round over one text, with the processors of the target's generation configuration."""
     target = copy.copy(pair.target)
     target.generation_config = copy.deepcopy(target.generation_config)
     target.generation_config.repetition_penalty = 1.2
     prompt = prompts.prepare_prompts(target, pair.tokenizer, held_out[:1])[0]
-    text = measure.write_text(pair.drafter, target, prompt, max_new_tokens=32)
+    view = pair.drafter.view(draft_length="full")
+    text = measure.write_text(view, target, prompt, max_new_tokens=32)
     variants, _ = measure.measure_variants(pair.drafter, target, text)
     everywhere = variants[AS_CONFIGURED]
     assert sum(variants[measure.WITHOUT_CONTEXT]) < 0.8 * sum(everywhere)

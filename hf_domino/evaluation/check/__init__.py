@@ -86,9 +86,10 @@ def check_fit(
     prepared = prepare_prompts(target, tokenizer, prompts)
     texts: dict[str, list[Text]] = defaultdict(list)  # by mode
     found: list[tuple[dict[str, list[int]], torch.Tensor]] = []  # for each text: rounds of the variants, distances
+    view = drafter.view(draft_length="full")  # has its own statistics; all texts share what it captures on a GPU
     for start in tqdm(range(0, len(prepared), PROMPTS_AT_A_TIME), "self-test", leave=False, disable=not progress):
         for prompt in prepared[start : start + PROMPTS_AT_A_TIME]:
-            text = write_text(drafter, target, prompt, max_new_tokens)
+            text = write_text(view, target, prompt, max_new_tokens)
             texts[prompt.mode].append(text)
             found.append(measure_variants(drafter, target, text))
         modes = {mode: [text.acceptance_lengths for text in some] for mode, some in texts.items()}

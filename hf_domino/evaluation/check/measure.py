@@ -93,9 +93,8 @@ def by_context(texts: Sequence[Text]) -> list[Measurement]:
     return [Measurement(f"up to {most:,} tokens", list(found[most].values())) for most in sorted(found)]
 
 
-def write_text(drafter: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
-    """Generate greedily in real rounds, without changing the drafter's `stats`."""
-    view = drafter.view(draft_length="full")  # a view has its own statistics
+def write_text(view: DominoDraftModel, target: PreTrainedModel, prompt: Prompt, max_new_tokens: int) -> Text:
+    """Generate greedily in real rounds, with a view of the drafter that drafts full blocks."""
     model, asked, loop, kwargs = prepared(target, prompt.input_ids.to(input_device(target)), max_new_tokens)
     ids = assisted_decoding(model, asked, *loop, drafter=view, **kwargs)
     return Text(ids, asked.shape[1], list(view.stats.rows[0]))

@@ -7,6 +7,7 @@ import math
 import random
 import statistics
 import threading
+import time
 
 import pytest
 import torch
@@ -503,3 +504,46 @@ def test_what_is_learnt_of_a_round_is_not_cut_where_the_text_ends(tiny_qwen3, ma
     assert drafter.stats.num_lookups == 1
     assert learnt == [[drafter.stats.proposed[0][0] + 1]] * 2
     assert learnt[0][0] > 2
+
+
+@pytest.fixture
+def width_clock(target, monkeypatch):
+    """A clock that only the target's forwards advance: by a second for one position, and by more for each further one.
+
+    The seconds of verifying a block include those of its draft. They are about those of SmolLM2-135M with packed
+    weights on a CPU.
+    """
+    seconds = [0.0]
+
+    def count(module, args, kwargs):
+        width = kwargs["input_ids"].shape[1]
+        seconds[0] += 1.25 + 0.05 * width if width > 1 else 1.0
+
+    target.register_forward_pre_hook(count, with_kwargs=True)
+    monkeypatch.setattr(time, "perf_counter", lambda: seconds[0])
+
+
+def first_text(target, drafter, accuracy):
+    """How many times as fast as plain the first text of a drafter is, by the clock, and its statistics."""
+    prompt = torch.arange(5, 12)[None]
+    options = {"do_sample": False, "max_new_tokens": 128}
+    start = time.perf_counter()
+    plain = target.generate(prompt, **options)
+    seconds = time.perf_counter() - start
+    with oracle(target, prompt, accuracy, plain):
+        assert torch.equal(target.generate(prompt, assistant_model=drafter, **options), plain)
+    return seconds / drafter.stats.seconds, drafter.stats
+
+
+def test_the_first_text_of_an_untrained_drafter_loses_little(target, make_drafter, width_clock):
+    drafter = make_drafter(target, draft_length="adaptive", block_size=8)
+    speed, stats = first_text(target, drafter, 0.0)
+    assert stats.tokens_per_forward < 1.1  # it is as bad as the test wants it
+    assert speed > 0.97
+
+
+def test_the_first_text_of_a_trained_drafter_gains_at_once(target, make_drafter, width_clock):
+    drafter = make_drafter(target, draft_length="adaptive", draft_tree_size=None, block_size=8)
+    speed, stats = first_text(target, drafter, 0.8)
+    assert speed > 1.9
+    assert stats.num_plain_steps < 6

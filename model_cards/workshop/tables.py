@@ -35,6 +35,7 @@ MEASURED_ON = {
 }  # file of results -> its prompts, if these are not the target's own
 REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
 THREE_MINUTES = 186  # CPU-seconds, with what a last step takes too much
+FEWEST_PROMPTS = 10  # of a mean with an interval
 LONG = 64  # tokens; a first use of the prompt's length slows plain generation too much in shorter texts
 MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end -->)", re.DOTALL)
 
@@ -320,7 +321,8 @@ def tasks(folder: Path, files: Sequence[str]) -> str:
     body = []
     for name, part in (parts | {"**all prompts**": rows}).items():
         count = len({row["prompt"] for row in part})
-        body.append([f"{name.replace('_', ' ')} ({count})", *(_ratio(part, method, "greedy") for method in names)])
+        cell = _ratio if count >= FEWEST_PROMPTS else _mean_ratio
+        body.append([f"{name.replace('_', ' ')} ({count})", *(cell(part, method, "greedy") for method in names)])
     slowest = (min(speed_ups_of(rows, method, BASELINE, "greedy")) for method in names)
     body.append(["slowest prompt", *(number(ratio, " x") for ratio in slowest)])
     warm = [row for row in rows if row["half"] == "warm" and row["task"] != "conversation"]
@@ -461,6 +463,11 @@ def _ratio(rows: Sequence[Result], method: str, mode: str) -> str:
         return ""
     mean, low, high = speed_ratio(rows, method, BASELINE, mode)
     return f"{mean:.2f} x ({low:.2f} to {high:.2f})"
+
+
+def _mean_ratio(rows: Sequence[Result], method: str, mode: str) -> str:
+    """The geometric mean of the speed over plain generation alone."""
+    return f"{geometric_mean(speed_ups_of(rows, method, BASELINE, mode)):.2f} x"
 
 
 def _equal(rows: Sequence[Result]) -> str:

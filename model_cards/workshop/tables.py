@@ -56,23 +56,27 @@ def speed(folder: Path, files: Sequence[str]) -> str:
 
 
 def gain(folder: Path, files: Sequence[str]) -> str:
-    """The speed of every method on a CPU over plain generation with its interval, and how many outputs are equal."""
+    """The speed of every method on a CPU over plain generation with its interval, and how many outputs are equal.
+
+    If all files are of one target, the head of the first column names it, otherwise that of every column.
+    """
     columns: dict[str, tuple[list[Result], str]] = {}
-    runs = [read_results(folder / name) for name in files]
-    for name, rows in zip(files, runs, strict=True):
-        about = f"{_name(rows)}, {_prompts(name)}"
-        columns |= {f"{about}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
-    found = {method for rows in runs for method in methods_of(rows)}
+    runs = {name: read_results(folder / name) for name in files}
+    targets = {_name(rows) for rows in runs.values()}
+    about = {name: _prompts(name) for name in files}
+    if len(targets) > 1:
+        about = {name: f"{_name(rows)}, {_prompts(name)}" for name, rows in runs.items()}
+    for name, rows in runs.items():
+        columns |= {f"{about[name]}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+    found = {method for rows in runs.values() for method in methods_of(rows)}
     body = [
         [label(method), *(_ratio(rows, method, mode) for rows, mode in columns.values())]
         for method in (PACKED, LOOKUP, *OURS)
         if method in found
     ]
-    exact = "; ".join(
-        f"{_name(rows)}, {_prompts(name)}, {_equal(rows)}" for name, rows in zip(files, runs, strict=True)
-    )
+    exact = "; ".join(f"{about[name]}, {_equal(rows)}" for name, rows in runs.items())
     return (
-        f"{markdown_table(list(columns), body)}\n"
+        f"{markdown_table(list(columns), body, targets.pop() if len(targets) == 1 else '')}\n"
         f"This many outputs of hf_domino equal those of plain `generate`, token by token: {exact}.\n"
     )
 

@@ -37,7 +37,7 @@ def test_a_line_is_what_the_rows_give(tmp_path):
     assert f"**{greedy[0]:.1f} times as fast** for tiny in float32 (own prompts, Domino)" in text
     cells = (f"{mean:.2f} x ({low:.2f} to {high:.2f})" for mean, low, high in (greedy, sampled))
     assert f"| **Domino** | {' | '.join(cells)} |" in text
-    assert "tiny in float32, own prompts, greedy" in text
+    assert "| tiny in float32 | own prompts, greedy |" in text
 
 
 def test_what_a_recipe_took_is_the_sum_of_its_runs(tmp_path):

@@ -130,9 +130,9 @@ def number(value: float | None, unit: str = "", scale: float = 1.0) -> str:
     return "" if value is None else f"{value * scale:.2f}{unit}"
 
 
-def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]]) -> str:
-    """Return a table whose first column holds the names of its lines."""
-    lines = ["| | " + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]], corner: str = "") -> str:
+    """Return a table whose first column holds the names of its lines; `corner` is the head of that column."""
+    lines = [f"| {corner} | ".replace("  ", " ") + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
     return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)]) + "\n"
 
 

@@ -384,6 +384,16 @@ def _sum(rows: Iterable[Result], figure: str) -> Any:
     return sum(row[figure] for row in rows)
 
 
+def choices(folder: Path, files: Sequence[str]) -> str:
+    """How often packed weights changed the token that a model chose, in a sentence."""
+    (row,) = read_results(folder / files[0])
+    return (
+        f"Of {row['num_tokens']:,} tokens that {row['target']} chose in {row['dtype']}, packed weights changed "
+        f"{row['greedy']} greedy and {row['sampled']} sampled ones ([{Path(files[0]).name}]({files[0]}), "
+        f"{_machine(row)}).\n"
+    )
+
+
 def recipe(folder: Path, files: Sequence[str]) -> str:
     """CPU-minutes of each stage of a recipe, by the first of FILES, and what its drafter emitted, by the other."""
     spent: dict[str, float] = {}
@@ -423,6 +433,7 @@ TABLES = (
     tasks,
     pass_rates,
     whole_answers,
+    choices,
     recipe,
 )
 RENDERED = {function.__name__: function for function in TABLES}

@@ -42,6 +42,8 @@ def test_rows_of_a_tiny_target_fill_the_page(benchmark_module, tiny_llama, tiny_
     lengths = [row["prompt_tokens"] for row in found if row.method == "plain" and row["task"] == "conversation"]
     assert lengths[1] > lengths[0]  # the second turn repeats the first and its answer
     said = tables.tasks(tmp_path, [rows.name])
-    assert re.search(r"^\| qa \(2\) \| \d+\.\d\d x \|", said, re.MULTILINE)  # no interval of two prompts
+    assert re.search(
+        r"^\| question answering \(2\) \| \d+\.\d\d x \|", said, re.MULTILINE
+    )  # no interval of two prompts
     assert "| conversation (2) |" in said
     assert "12 of 12 outputs equal plain" in said

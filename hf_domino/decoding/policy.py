@@ -283,7 +283,7 @@ def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: Generat
 
 
 def policy_for(
-    call: object, drafter: DominoDraftModel, target: nn.Module, most: int, do_sample: bool, is_static: bool = False
+    call: object, drafter: DominoDraftModel, target: nn.Module, most: int, do_sample: bool, is_fixed: bool = False
 ) -> Policy:
     """The policy for a call of `generate`, with what earlier calls with the same settings have learnt.
 
@@ -296,25 +296,25 @@ def policy_for(
         target (`nn.Module`): The target.
         most (`int`): Maximum number of proposals on a path.
         do_sample (`bool`): Whether the target samples.
-        is_static (`bool`, *optional*, defaults to `False`): Whether rounds have a fixed shape. Adaptive trees are then
+        is_fixed (`bool`, *optional*, defaults to `False`): Whether rounds have a fixed shape. Adaptive trees are then
             turned off, because every length and tree would be captured and compiled separately.
     """
     config = drafter.config
     config.check()  # fields can have been changed since the configuration was created
     is_full = config.draft_length == "full"
     size = config.draft_tree_size
-    if is_static or is_full:
+    if is_fixed or is_full:
         size = config.fixed_tree_size
     if is_full:
         return Policy(most, size, is_full=True)
     # On other devices, the time of a round hardly depends on the size of its tree unless it has many sequences.
     smaller = config.smaller_trees
     if drafter.device.type != "cpu":
-        smaller = smaller[-1:] if is_static else ()
+        smaller = smaller[-1:] if is_fixed else ()
     with _lock:
         of_pair = _idle.setdefault(drafter, weakref.WeakKeyDictionary()).setdefault(target, {})
         # Rounds of fixed shape have different costs, so they have a policy of their own.
-        idle = of_pair.setdefault((most, do_sample, size, is_static), [])
+        idle = of_pair.setdefault((most, do_sample, size, is_fixed), [])
         policy = idle.pop() if idle else Policy(most, size, smaller)
     # Not at the end of the loop, because in Transformers' own loop nothing tells a candidate generator that it is over.
     weakref.finalize(call, idle.append, policy).atexit = False

@@ -354,7 +354,7 @@ def test_knowledge_is_kept_between_calls_that_choose_alike(tiny_qwen3, tiny_draf
     policy = policy_of_a_call(5, False)
     assert policy_of_a_call(5, False) is policy
     assert policy_of_a_call(3, False) is not policy  # shorter blocks cost less
-    assert policy_of_a_call(5, False, is_static=True) is not policy
+    assert policy_of_a_call(5, False, is_fixed=True) is not policy
     sampling = policy_of_a_call(5, True)
     assert policy_of_a_call(5, True) is sampling is not policy
     running = Call()
@@ -409,8 +409,8 @@ def test_a_call_that_fails_gives_back_what_was_learnt(tiny_qwen3, make_drafter):
 
 
 def test_trees_are_chosen_where_nothing_else_was_asked_for(tiny_qwen3, make_drafter):
-    def sizes(is_static=False, may_branch=True, **fields):
-        policy = policy_for(Call(), make_drafter(tiny_qwen3, **fields), tiny_qwen3, MOST, False, is_static)
+    def sizes(is_fixed=False, may_branch=True, **fields):
+        policy = policy_for(Call(), make_drafter(tiny_qwen3, **fields), tiny_qwen3, MOST, False, is_fixed)
         cost = lambda plan: 1.8 if plan.length else 1.0  # noqa: E731
         plans = [played(policy, 5, cost, may_branch=lambda: may_branch)[0] for _ in range(200)]
         return {plan.arm.tree_size for plan in plans if plan.length}
@@ -419,7 +419,7 @@ def test_trees_are_chosen_where_nothing_else_was_asked_for(tiny_qwen3, make_draf
     assert sizes(draft_length="adaptive", draft_tree_size=9) == sizes(draft_length="full", draft_tree_size=9) == {9}
     for fields in (
         {"draft_length": "full"},
-        {"is_static": True, "draft_length": "adaptive"},
+        {"is_fixed": True, "draft_length": "adaptive"},
         {"draft_tree_size": None, "draft_length": "adaptive"},
         {"may_branch": False, "draft_length": "adaptive", "draft_tree_size": 9},
     ):

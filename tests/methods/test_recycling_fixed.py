@@ -140,10 +140,10 @@ def test_a_forgotten_table_is_that_of_a_new_drafter(wide):
         assert torch.equal(values, expected[name]), name
 
 
-@pytest.mark.parametrize(("is_static", "expected"), [(True, {16, 32}), (False, {32})])
-def test_few_sizes_of_trees_are_captured_on_a_gpu(wide, is_static, expected):
+@pytest.mark.parametrize(("is_fixed", "expected"), [(True, {16, 32}), (False, {32})])
+def test_few_sizes_of_trees_are_captured_on_a_gpu(wide, is_fixed, expected):
     drafter, sizes = hf_domino.recycling(wide).to("meta"), set()
-    policy = policy_for(drafter, drafter, wide, 8, do_sample=False, is_static=is_static)
+    policy = policy_for(drafter, drafter, wide, 8, do_sample=False, is_fixed=is_fixed)
     for _ in range(60):
         plan = policy.plan(1, 8, None, lambda: True)
         size = plan.arm.tree_size

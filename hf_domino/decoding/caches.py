@@ -58,7 +58,7 @@ class TargetCache(ABC):
         """How many columns of the cache are committed, including padding."""
 
     def unalignable(self) -> str | None:
-        """The class name of a part that cannot be realigned with masks of its own; None if there is none."""
+        """The class name of a layer that cannot be realigned; None if all can be, or if nothing is realigned."""
         return None
 
     def adopt(self, cache: Any) -> None:  # noqa: B027

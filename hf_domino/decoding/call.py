@@ -96,7 +96,7 @@ class Call:
         return StepOutputs(self.config)
 
     def parts(self, context: ContextCache | None = None) -> Parts:
-        """Create the parts that the rounds run with. Nothing else decides whether their shapes are fixed.
+        """Create the parts that the rounds run with, in a workspace if shapes are fixed.
 
         Args:
             context ([`ContextCache`], *optional*): The drafter's context of an earlier call, to continue from. Rounds

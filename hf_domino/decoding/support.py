@@ -1,7 +1,7 @@
 """What calls can do, with the reasons for what they cannot: rounds of fixed shape, trees, and batches of fixed shape.
 
 [`choose_storage`] decides once a call where the keys and values of the target are kept: in layers that grow, or in
-slots, with which all shapes are fixed. Nothing else asks for the option of the call or for the device.
+slots, with which all shapes are fixed. Nothing else decides that by the option of the call or by the device.
 
 Trees and batches of fixed shape need masks that Transformers does not make: for each position of a tree, or for each
 sequence of a batch, other columns. Transformers passes a four-dimensional mask on as it is, but it does not say whether

@@ -1,7 +1,7 @@
 """The context cache: keys and values of the context features, kept between rounds.
 
-Shapes: B batch, C new context positions, H hidden size, S cached context length, Q block
-positions, A key/value heads, D head width.
+Shapes: B batch, C new context positions, L captured layers, H hidden size, S cached context length, Q block positions,
+A key/value heads, D head width.
 """
 
 from __future__ import annotations

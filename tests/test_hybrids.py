@@ -9,6 +9,7 @@ from oracle import oracle
 from test_families import check_step_outputs
 from transformers import DynamicCache
 
+import hf_domino
 from hf_domino.decoding.caches import GrowingCache
 
 pytestmark = pytest.mark.transformers
@@ -87,3 +88,12 @@ def test_batches_are_refused(make_drafter):
         ValueError, match=r"cache must be made of dynamic attention layers.*LinearAttentionLayer.*one at"
     ):
         target.generate(PROMPT.repeat(2, 1), assistant_model=make_drafter(target), max_new_tokens=4)
+
+
+def test_batches_with_a_default_drafter_run_plain(make_drafter):
+    """The loop refuses them before it uses the cache, which the target then fills."""
+    target = build("qwen3_5_text")
+    plain = target.generate(PROMPT.repeat(2, 1), **OPTIONS)
+    hf_domino.attach(target, make_drafter(target))
+    assert torch.equal(target.generate(PROMPT.repeat(2, 1), **OPTIONS), plain)
+    assert hf_domino.attached(target).num_plain == {"the target's cache": 1}

@@ -159,7 +159,8 @@ def decode_by_default(
         if field is None or not (may_restart(error) and was_empty):
             raise
         default.count(field, str(error))
-        if unalignable(kwargs[CACHE]) is None:  # otherwise, it is a static cache, which has not been used
+        # Any other cache was not used, such as a static one or that of a batch, or the loop has put its states back.
+        if unalignable(kwargs[CACHE]) is None:
             empty(kwargs[CACHE])
         return original(target, input_ids, **kwargs)
     default.count()

@@ -65,7 +65,8 @@ class DecodingStats:
             dtype, name or an adapter; None if it does not, or if the drafter's configuration does not say.
         looked_up (`list[list[bool]]`): For each sequence, whether each round proposed tokens from prompt lookup.
         chain (`str`, *optional*): Why rounds that wanted trees could not propose them; None if nothing prevented it.
-        why_growing (`str`, *optional*): On a GPU, why rounds did not run with fixed shapes; None if they did.
+        why_growing (`str`, *optional*): Why rounds did not run with fixed shapes, where the call or the
+            device prefers these; None otherwise.
         tree_size (`int`, *optional*): The most nodes of a round's tree; None if all rounds proposed chains.
     """
 

@@ -322,7 +322,7 @@ def _measure(weight: torch.Tensor) -> _Gain:
         values = torch.ones(1, width, weight.shape[1], dtype=weight.dtype)
         plain = packed = float("inf")
         num_clear = 0
-        for _ in range(REPETITIONS + 1):  # the first one warms up
+        for _ in range(REPETITIONS + 1):  # the first one can be slow, and the best counts
             start = time.perf_counter()
             F.linear(values, part)
             middle = time.perf_counter()

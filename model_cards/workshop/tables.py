@@ -75,7 +75,10 @@ def gain(folder: Path, files: Sequence[str]) -> str:
     if len(targets) > 1:
         about = {name: f"{_name(rows)}, {_prompts(name)}" for name, rows in runs.items()}
     for name, rows in runs.items():
-        columns |= {f"{about[name]}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+        new = {f"{about[name]}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+        if both := columns.keys() & new.keys():
+            raise ValueError(f"two files have results for {both.pop()}: name their prompts in MEASURED_ON")
+        columns |= new
     found = {method for rows in runs.values() for method in methods_of(rows)}
     body = [
         [label(method), *(_ratio(rows, method, mode) for rows, mode in columns.values())]

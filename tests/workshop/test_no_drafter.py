@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 
+import pytest
 from chats import chat_tokenizer, write_lines
 
 import tables
@@ -22,6 +23,8 @@ def test_questions_of_each_task_take_turns(benchmark_module, tmp_path):
         (task, half) for half in ("cold", "warm") for task in ("mt_bench", "rag", "qa")
     ]
     assert len({text for *_, text in found}) == len(found) == 6 + len(no_drafter.TURNS)
+    with pytest.raises(ValueError, match="--per-task must be at most 10, got 11"):
+        no_drafter.questions(path, 11)
 
 
 def test_rows_of_a_tiny_target_fill_the_page(benchmark_module, tiny_llama, tiny_tokenizer, monkeypatch, tmp_path):

@@ -25,6 +25,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 import hf_domino
 from hf_domino._common.atomic_writes import check_writable, write_atomic
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED
 from hf_domino.evaluation.results import Result, to_lines
@@ -53,6 +54,9 @@ def questions(path: Path, per_task: int) -> list[tuple[str, str]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         of_task.setdefault(row["category"] if row["category"] in TASKS else CHAT, []).append(row["turns"][0])
+    fewest = min(map(len, of_task.values()))
+    if per_task > fewest:
+        raise invalid_argument("--per-task", f"at most {fewest}", per_task, "A task has no more questions.")
     return [
         (task, texts[number * len(texts) // per_task]) for number in range(per_task) for task, texts in of_task.items()
     ]

@@ -100,7 +100,7 @@ def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count
         json.loads(line)
         for line in write_prompts_of(list(problems.values()), work / "human-eval.jsonl").read_text().splitlines()
     ]
-    found = read_results(results) if results.exists() else []
+    found = [result for result in read_results(results) if "seconds" in result] if results.exists() else []
     made = provenance()
     pair = load_pair(target, drafter, dtype=torch.float32, device="cpu")
     ways: dict[str, dict[str, Any]] = {

@@ -68,17 +68,12 @@ def gain(folder: Path, files: Sequence[str]) -> str:
 
     If all files are of one target, the head of the first column names it, otherwise that of every column.
     """
-    columns: dict[str, tuple[list[Result], str]] = {}
     runs = {name: read_results(folder / name) for name in files}
     targets = {_name(rows) for rows in runs.values()}
     about = {name: _prompts(name) for name in files}
     if len(targets) > 1:
         about = {name: f"{_name(rows)}, {_prompts(name)}" for name, rows in runs.items()}
-    for name, rows in runs.items():
-        new = {f"{about[name]}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
-        if both := columns.keys() & new.keys():
-            raise ValueError(f"two files have results for {both.pop()}: name their prompts in MEASURED_ON")
-        columns |= new
+    columns = _columns((about[name], rows) for name, rows in runs.items())
     found = {method for rows in runs.values() for method in methods_of(rows)}
     body = [
         [label(method), *(_ratio(rows, method, mode) for rows, mode in columns.values())]
@@ -94,9 +89,7 @@ def gain(folder: Path, files: Sequence[str]) -> str:
 
 def gpu(folder: Path, files: Sequence[str]) -> str:
     """Tokens a second of every method on a GPU, and in brackets over compiled plain generation."""
-    columns: dict[str, tuple[list[Result], str]] = {}
-    for rows in (_read(folder / name) for name in files):
-        columns |= {f"{rows[0]['target']}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+    columns = _columns((rows[0]["target"], rows) for rows in (_read(folder / name) for name in files))
     names = dict.fromkeys(row["method"] for rows, _ in columns.values() for row in rows)
     body = [[name, *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names]
     body.append(["prompts", *(str(len(rows_of(rows, BASELINE, mode))) for rows, mode in columns.values())])
@@ -112,10 +105,7 @@ def methods(folder: Path, files: Sequence[str]) -> str:
         of_target.setdefault(measured(rows)[0]["target"], {})[name] = rows
     tables = []
     for target, runs in of_target.items():
-        columns: dict[str, tuple[list[Result], str]] = {}
-        for name, rows in runs.items():
-            about = f"{_prompts(name)} in {measured(rows)[0]['dtype']}"
-            columns |= {f"{about}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+        columns = _columns((f"{_prompts(name)} in {measured(rows)[0]['dtype']}", rows) for name, rows in runs.items())
         body = [
             [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
             for method in dict.fromkeys(method for rows in runs.values() for method in methods_of(rows))
@@ -287,7 +277,7 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     rows = read_results(folder / files[0])
     first = rows[0]
     window = max(row["step"] for row in rows) // 4
-    runs = {name: [row for row in rows if row.method == name] for name in dict.fromkeys(row.method for row in rows)}
+    runs = _grouped(rows, "method")
     quarters = (slice(window), slice(-window, None))
     body = []
     took = {}
@@ -316,8 +306,7 @@ def edits(folder: Path, files: Sequence[str]) -> str:
     rows = read_results(folder / files[0])
     limits = sorted({row["limit"] for row in rows})
     body = []
-    for method in dict.fromkeys(row["method"] for row in rows):
-        of_method = [row for row in rows if row["method"] == method]
+    for method, of_method in _grouped(rows, "method").items():
         body.append([method, *(_tokens_a_round(row for row in of_method if row["limit"] == limit) for limit in limits)])
     changes = len({row["change"] for row in rows})
     first = rows[0]
@@ -331,16 +320,15 @@ def edits(folder: Path, files: Sequence[str]) -> str:
 
 def _tokens_a_round(rows: Iterable[Result]) -> str:
     chosen = list(rows)
-    return f"{sum(row['new_tokens'] for row in chosen) / sum(row['rounds'] for row in chosen):.2f}"
+    return f"{_sum(chosen, 'new_tokens') / _sum(chosen, 'rounds'):.2f}"
 
 
 def tasks(folder: Path, files: Sequence[str]) -> str:
     """The speed over plain generation by task, a column for each method, and the lowest and the mean of all prompts."""
     rows = read_results(folder / files[0])
     names = [name for name in dict.fromkeys(row.method for row in rows) if name != BASELINE]
-    parts = {name: [row for row in rows if row["task"] == name] for name in dict.fromkeys(row["task"] for row in rows)}
     body = []
-    for name, part in (parts | {"**all prompts**": rows}).items():
+    for name, part in (_grouped(rows, "task") | {"**all prompts**": rows}).items():
         count = len({row["prompt"] for row in part})
         cell = _ratio if count >= FEWEST_PROMPTS else _mean_ratio
         body.append([f"{TASKS.get(name, name)} ({count})", *(cell(part, method, "greedy") for method in names)])
@@ -363,7 +351,7 @@ def tasks(folder: Path, files: Sequence[str]) -> str:
 
 def pass_rates(folder: Path, files: Sequence[str]) -> str:
     """How many problems of HumanEval each way of generation solves, whether the texts are equal, and what they took."""
-    ways = _ways(folder / files[0])
+    ways = _grouped(read_results(folder / files[0]), "method")
     body = []
     for method, rows in ways.items():
         solved, equal = (f"{_sum(rows, figure)} of {len(rows)}" for figure in ("passes", "equals_plain"))
@@ -380,7 +368,7 @@ def pass_rates(folder: Path, files: Sequence[str]) -> str:
 
 def whole_answers(folder: Path, files: Sequence[str]) -> str:
     """What whole answers took with a drafter and without, and how many passed, in a sentence."""
-    ways = _ways(folder / files[0])
+    ways = _grouped(read_results(folder / files[0]), "method")
     plain, drafted = ways[BASELINE], ways[WITH_LOOKUP]
     (before, passed), (after, still) = ((_sum(rows, "seconds"), _sum(rows, "passes")) for rows in (plain, drafted))
     passes = f"{still} answers pass the tests, and {passed} of plain generation's."
@@ -390,18 +378,6 @@ def whole_answers(folder: Path, files: Sequence[str]) -> str:
         f"Whole answers to {len(plain)} problems of HumanEval took {after:.0f} seconds with the drafter and prompt "
         f"lookup instead of {before:.0f} with plain `generate`. {passes}\n"
     )
-
-
-def _ways(path: Path) -> dict[str, list[Result]]:
-    """The rows of each method."""
-    ways: dict[str, list[Result]] = {}
-    for row in read_results(path):
-        ways.setdefault(row.method, []).append(row)
-    return ways
-
-
-def _sum(rows: Iterable[Result], figure: str) -> Any:
-    return sum(row[figure] for row in rows)
 
 
 def choices(folder: Path, files: Sequence[str]) -> str:
@@ -457,6 +433,29 @@ TABLES = (
     recipe,
 )
 RENDERED = {function.__name__: function for function in TABLES}
+
+
+def _columns(named: Iterable[tuple[str, list[Result]]]) -> dict[str, tuple[list[Result], str]]:
+    """A column for each mode of the rows, by what they are about."""
+    columns: dict[str, tuple[list[Result], str]] = {}
+    for about, rows in named:
+        new = {f"{about}, {said}": (rows, mode) for mode, said in modes_of(rows).items()}
+        if both := columns.keys() & new.keys():
+            raise ValueError(f"two files have results for {both.pop()}: name their prompts in MEASURED_ON")
+        columns |= new
+    return columns
+
+
+def _grouped(rows: Iterable[Result], name: str) -> dict[Any, list[Result]]:
+    """The rows by a setting or by their method, in the order in which each first occurs."""
+    groups: dict[Any, list[Result]] = {}
+    for row in rows:
+        groups.setdefault(row[name], []).append(row)
+    return groups
+
+
+def _sum(rows: Iterable[Result], figure: str) -> Any:
+    return sum(row[figure] for row in rows)
 
 
 def _text_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:

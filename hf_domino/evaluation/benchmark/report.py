@@ -132,7 +132,8 @@ def number(value: float | None, unit: str = "", scale: float = 1.0) -> str:
 
 def markdown_table(heads: Sequence[str], body: Iterable[Sequence[str]], corner: str = "") -> str:
     """Return a table whose first column holds the names of its lines; `corner` is the head of that column."""
-    lines = [f"| {corner} | ".replace("  ", " ") + " | ".join(heads) + " |", "|---|" + "---:|" * len(heads)]
+    first = f"| {corner} |" if corner else "| |"
+    lines = [f"{first} {' | '.join(heads)} |", "|---|" + "---:|" * len(heads)]
     return "\n".join([*lines, *("| " + " | ".join(cells) + " |" for cells in body)]) + "\n"
 
 

@@ -28,6 +28,7 @@ from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED
+from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.results import Result, to_lines
 
 LOOKUP_TOKENS = 10
@@ -92,9 +93,7 @@ class Measurement:
 
     def answer(self, messages: Sequence[dict[str, str]], task: str, half: str) -> str:
         """Let every method answer; return plain generation's answer."""
-        inputs = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
-        )
+        inputs = encode(self.tokenizer, [{"messages": messages}])
         length = inputs["input_ids"].shape[1]
         prompt = len({row["prompt"] for row in self.rows})
         settings = self.about | {

@@ -137,6 +137,17 @@ def test_names_that_come_late_are_those_that_editors_see(package):
     assert all(getattr(package, name) is not None for name in package.__all__)
 
 
+def test_locks_and_blocks_survive_forks_and_generators():
+    """A plain lock hangs a forked process, and a plain ContextVar cannot be reset by whoever ends a generator."""
+    made = {
+        (module_name(path), name)
+        for path in MODULES
+        for name in re.findall(r"\b(Lock|RLock|Condition|ContextVar)\(", path.read_text())
+        if name != "Lock" or "import Lock" not in path.read_text()
+    }
+    assert made == {("_common.forks", "RLock"), ("_common.blocks", "ContextVar")}
+
+
 def test_optional_dependencies_are_imported_lazily():
     reached, open_ = set(), {"", *hf_domino._LATER.values()}
     while open_:  # everything `import hf_domino` and its public names reach

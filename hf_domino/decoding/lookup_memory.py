@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 import os
-import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from safetensors.numpy import save_file
 
 from hf_domino._common.atomic_writes import atomic_write
 from hf_domino._common.errors import invalid_argument
+from hf_domino._common.forks import Lock
 from hf_domino.configuration.checks import check_range
 from hf_domino.decoding.ngram_index import MOST_PLACES, ORDERS, NgramIndex
 from hf_domino.decoding.token_ring import StoredSequence, TokenRing
@@ -74,9 +75,9 @@ class LookupMemory:
     def __init__(self, max_tokens: int = DEFAULT_TOKENS):
         check_range("max_tokens", max_tokens, LEAST_TOKENS, MOST_TOKENS)
         self.max_tokens = max_tokens
-        self.lock = threading.RLock()
         self.ring = TokenRing(max_tokens)
         self.index = NgramIndex(max_tokens)
+        self.lock = _lock_of(self.ring, self.index)
 
     def __len__(self) -> int:
         return len(self.ring)
@@ -91,13 +92,12 @@ class LookupMemory:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self.lock = threading.RLock()
+        self.lock = _lock_of(self.ring, self.index)
 
     def clear(self) -> None:
         """Drop all tokens. A call that is running goes on, and stores its further tokens."""
         with self.lock:
-            self.ring.clear()
-            self.index.clear()
+            _clear(self.ring, self.index)
 
     def add(self, tokens: Sequence[int]) -> StoredSequence:
         """Store a sequence; the tokens at its beginning that are stored already are not stored again.
@@ -241,6 +241,16 @@ class LookupMemory:
             if compared > MOST_COMPARED or len(found) >= MOST_PLACES:
                 break
         return sorted(((length, slot) for slot, length in found.items()), key=lambda place: -place[0])
+
+
+def _clear(ring: TokenRing, index: NgramIndex) -> None:
+    ring.clear()
+    index.clear()
+
+
+def _lock_of(ring: TokenRing, index: NgramIndex) -> Lock:
+    """Return the lock of a memory; a forked process drops the tokens if another thread was using the memory."""
+    return Lock(partial(_clear, ring, index))  # holds no memory, so that a memory that is dropped is freed at once
 
 
 def check_memory(memory: Any, field: str) -> None:

@@ -18,7 +18,6 @@ Shapes: B sequences of the batch, R unfinished sequences, N steps, V vocabulary.
 from __future__ import annotations
 
 import hashlib
-import os
 import sys
 import threading
 from collections.abc import Sequence
@@ -26,13 +25,15 @@ from collections.abc import Sequence
 import torch
 from transformers.utils import logging
 
+from hf_domino._common.forks import Lock, in_child
+
 logger = logging.get_logger(__name__)
 
 MAX_BYTES = 2**28  # memory for noise; noise that does not fit is drawn again
 
-# Reentrant, because an abandoned call can be garbage-collected, and give its generator back, while its thread holds it.
-_lock = threading.RLock()
+_lock = Lock()
 _borrowers: dict[torch.Generator, CallGenerator] = {}  # the call that has borrowed each default generator
+in_child(_borrowers.clear)  # because the parent's calls will never give a generator back in a forked process
 
 
 def default_generator(device: torch.device) -> torch.Generator | None:
@@ -47,17 +48,6 @@ def default_generator(device: torch.device) -> torch.Generator | None:
     if generators:
         return generators[module.current_device() if device.index is None else device.index]
     return None
-
-
-def _begin_in_child() -> None:
-    """Forget the parent's calls after a fork, because they will never give a generator back in the child."""
-    global _lock
-    _lock = threading.RLock()
-    _borrowers.clear()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class CallGenerator:

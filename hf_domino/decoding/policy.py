@@ -13,7 +13,6 @@ The choice of an arm never changes the generated text.
 from __future__ import annotations
 
 import math
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +20,7 @@ from dataclasses import dataclass, field
 from torch import nn
 from transformers import GenerationConfig
 
+from hf_domino._common.forks import Lock
 from hf_domino.decoding.estimates import NOMINAL_PROPOSAL, PRIOR_ERROR, Acceptance, Costs
 from hf_domino.decoding.prompt_lookup import Offer
 from hf_domino.decoding.round import STEP, Arm, Outcome, Plan
@@ -261,7 +261,7 @@ class Policy:
 _Idle = dict[Hashable, list[Policy]]
 _idle: weakref.WeakKeyDictionary[DominoDraftModel, weakref.WeakKeyDictionary[nn.Module, _Idle]]
 _idle = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def most_proposals(drafter: DominoDraftModel, target: nn.Module, config: GenerationConfig) -> int:

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
+from hf_domino._common.blocks import Setting
 from hf_domino.decoding.tree import Tree
 
-_recorded: ContextVar[list[Tree] | None] = ContextVar("recorded", default=None)
+_recorded = Setting[list[Tree] | None]("recorded", default=None)
 
 
 @contextmanager
 def recorded_proposals() -> Iterator[list[Tree]]:
     """Record the proposals of every round of every assisted generation inside the `with` block, on the CPU."""
     record: list[Tree] = []
-    token = _recorded.set(record)
-    try:
+    with _recorded.within(record):
         yield record
-    finally:
-        _recorded.reset(token)
 
 
 def open_record() -> list[Tree] | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import functools
 import os
-import threading
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -22,6 +21,7 @@ from transformers.generation import GenerationMode
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument, invalid_field, may_restart
+from hf_domino._common.forks import Lock
 from hf_domino._common.notices import logger, notice
 from hf_domino.decoding.alignment import unalignable
 from hf_domino.decoding.caches import empty
@@ -41,7 +41,7 @@ from hf_domino.targets.view import input_device
 
 # The drafters that calls have named, by their place, each with the state of its files and of its target then.
 _named: WeakKeyDictionary[PreTrainedModel, dict[tuple, tuple[tuple, DominoDraftModel]]] = WeakKeyDictionary()
-_naming = threading.Lock()
+_naming = Lock()
 
 
 def check_call(

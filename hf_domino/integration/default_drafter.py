@@ -7,23 +7,24 @@ method.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
+
+from hf_domino._common.blocks import Setting
+from hf_domino._common.forks import Lock
 
 if TYPE_CHECKING:
     from hf_domino.methods import DominoDraftModel
 
 _attached: WeakKeyDictionary[Any, Attached | None] = WeakKeyDictionary()  # None: it must have no drafter
 _on_first_call: list[Callable[[Any], None]] = []  # at most one function, which attaches a drafter to its target
-_is_plain: ContextVar[bool] = ContextVar("plain", default=False)
+_is_plain = Setting("plain", default=False)
 # Locks for the counts, and for a model's first call.
-_lock = threading.Lock()
-_first_call_lock = threading.Lock()
+_lock = Lock()
+_first_call_lock = Lock()
 
 
 @dataclass
@@ -93,11 +94,8 @@ def attached(target: Any) -> Attached | None:
 @contextmanager
 def plain() -> Iterator[None]:
     """Generate without default drafters inside a `with` block; this affects only the calling thread or task."""
-    token = _is_plain.set(True)
-    try:
+    with _is_plain.within(True):
         yield
-    finally:
-        _is_plain.reset(token)
 
 
 def default_of(target: Any) -> Attached | None:

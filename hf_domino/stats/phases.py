@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from typing import Any
 
 import torch
 
+from hf_domino._common.blocks import Setting
+
 PHASES = ("draft", "correction", "target_forward", "verify", "rest")
 
-_timing_phases: ContextVar[bool] = ContextVar("timing_phases", default=False)
+_timing_phases = Setting("timing_phases", default=False)
 
 
 @contextmanager
@@ -29,11 +30,8 @@ def timed_phases() -> Iterator[None]:
 
     ```
     """
-    token = _timing_phases.set(True)
-    try:
+    with _timing_phases.within(True):
         yield
-    finally:
-        _timing_phases.reset(token)
 
 
 class PhaseTimer:

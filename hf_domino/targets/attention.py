@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from threading import Lock
 from typing import Any
 
 import torch
@@ -20,12 +18,12 @@ from torch.nn import functional as F
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hf_domino._common.blocks import Patch, Setting
+
 NAME = "sdpa"  # of the function in Transformers' registry, which the whole process shares
 _ADDED_TO_SCORES = "position_bias", "softcap"  # options that only Transformers' function handles
 
-_is_wanted: ContextVar[bool] = ContextVar("unrepeated_keys", default=False)  # by this thread
-_lock = Lock()
-_num_open = 0  # open `with` blocks of all threads
+_is_wanted = Setting("unrepeated_keys", default=False)  # by this thread
 
 
 @contextmanager
@@ -37,23 +35,24 @@ def unrepeated_keys(device: torch.device) -> Iterator[None]:
     Args:
         device (`torch.device`): Device of the model; unless it is a CPU, nothing changes.
     """
-    global _num_open
     if device.type != "cpu":
         yield
         return
-    with _lock:
-        _num_open += 1
-        if ALL_ATTENTION_FUNCTIONS[NAME] is sdpa_attention_forward:
-            ALL_ATTENTION_FUNCTIONS[NAME] = _attend
-    token = _is_wanted.set(True)
-    try:
+    with _patch.applied(), _is_wanted.within(True):
         yield
-    finally:
-        _is_wanted.reset(token)
-        with _lock:
-            _num_open -= 1
-            if not _num_open and ALL_ATTENTION_FUNCTIONS[NAME] is _attend:
-                del ALL_ATTENTION_FUNCTIONS[NAME]  # which uncovers Transformers' own function
+
+
+def _replace_attention() -> None:
+    if ALL_ATTENTION_FUNCTIONS[NAME] is sdpa_attention_forward:
+        ALL_ATTENTION_FUNCTIONS[NAME] = _attend
+
+
+def _restore_attention() -> None:
+    if ALL_ATTENTION_FUNCTIONS[NAME] is _attend:
+        del ALL_ATTENTION_FUNCTIONS[NAME]  # which uncovers Transformers' own function
+
+
+_patch = Patch(_replace_attention, _restore_attention)
 
 
 def _attend(

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import threading
 import warnings
 import weakref
 from dataclasses import asdict, dataclass, fields
@@ -23,6 +22,7 @@ from huggingface_hub.errors import HFValidationError
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from hf_domino._common.errors import invalid_argument
+from hf_domino._common.forks import Lock
 
 if TYPE_CHECKING:
     from hf_domino.configuration.domino_config import DominoConfig
@@ -235,7 +235,7 @@ def _decisive_differences(recorded: TargetIdentity, found: TargetIdentity) -> se
 _identities: weakref.WeakKeyDictionary[PreTrainedModel, tuple[tuple[torch.dtype, bool], TargetIdentity]]
 _identities = weakref.WeakKeyDictionary()  # identities, with the dtype and the presence of adapters when they were read
 _warned: weakref.WeakKeyDictionary[PreTrainedModel, set[tuple[TargetIdentity, str]]] = weakref.WeakKeyDictionary()
-_lock = threading.Lock()
+_lock = Lock()
 
 
 def identity_of(target: PreTrainedModel) -> TargetIdentity:

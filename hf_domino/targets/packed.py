@@ -13,18 +13,18 @@ import os
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from threading import Lock
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakIdKeyDictionary
 
+from hf_domino._common.blocks import Patch, Setting
 from hf_domino._common.errors import invalid_argument
+from hf_domino._common.forks import Lock
 from hf_domino._common.notices import logger, notice
 
 SETTING = "HF_DOMINO_PACKED"  # environment variable
@@ -68,13 +68,19 @@ class _Gain:
 
 _ALWAYS_FASTER = _Gain((True,) * len(WIDTHS), 0.0)
 
-_wanted: ContextVar[dict[int, tuple[torch.Tensor, Packed]] | None] = ContextVar("packed_linears", default=None)
-_NOTHING: dict[int, tuple[torch.Tensor, Packed]] = {}
+_wanted = Setting[dict[int, tuple[torch.Tensor, Packed]]]("packed_linears", default={})
 _plain_forward = nn.Linear.forward
-_lock = Lock()
-_num_open = 0  # open `with` blocks of all threads
 _kept = WeakIdKeyDictionary()  # weight -> Packed, which goes with the weight
 _gains: dict[tuple, _Gain] = {}  # by shape, dtype and number of threads
+
+
+def _forget_copies() -> None:
+    """Begin a new table, because the old one waits for ever for a thread that was reading it."""
+    global _kept
+    _kept = WeakIdKeyDictionary()
+
+
+_lock = Lock(_forget_copies)
 
 
 @contextmanager
@@ -112,24 +118,12 @@ def packed_linears(*models: nn.Module, weights: Iterable[torch.Tensor] = ()) -> 
 
     ```
     """
-    global _num_open
     found = _prepare(models, weights)
     if not found:
         yield
         return
-    with _lock:
-        _num_open += 1
-        if nn.Linear.forward is _plain_forward:
-            nn.Linear.forward = _forward  # type: ignore[method-assign]
-    token = _wanted.set((_wanted.get() or {}) | found)
-    try:
+    with _patch.applied(), _wanted.within(_wanted.get() | found):
         yield
-    finally:
-        _wanted.reset(token)
-        with _lock:
-            _num_open -= 1
-            if not _num_open and nn.Linear.forward is _forward:
-                nn.Linear.forward = _plain_forward  # type: ignore[method-assign]
 
 
 def linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
@@ -142,7 +136,7 @@ def linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """
     # A compiled model only calls this while it is traced, and the trace then serves all threads.
     if not torch.compiler.is_compiling():
-        found = (_wanted.get() or _NOTHING).get(id(weight))
+        found = _wanted.get().get(id(weight))
         if found is not None and _fits(found[1], values):
             return _product(values, found[1].copy, bias)
     return F.linear(values, weight, bias)
@@ -157,6 +151,19 @@ def release_packed() -> None:
 def _forward(self: nn.Linear, input: torch.Tensor) -> torch.Tensor:
     """Take the place of `nn.Linear.forward` while a `with` block is open."""
     return linear(input, self.weight, self.bias)
+
+
+def _replace_forward() -> None:
+    if nn.Linear.forward is _plain_forward:
+        nn.Linear.forward = _forward  # type: ignore[method-assign]
+
+
+def _restore_forward() -> None:
+    if nn.Linear.forward is _forward:
+        nn.Linear.forward = _plain_forward  # type: ignore[method-assign]
+
+
+_patch = Patch(_replace_forward, _restore_forward)
 
 
 def _fits(packed: Packed, values: torch.Tensor) -> bool:

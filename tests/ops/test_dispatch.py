@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import logging
 import subprocess
 import sys
@@ -87,6 +88,21 @@ def test_environment_and_override_of_one_thread(fresh_process):
         raise KeyError
     decide()
     assert seen == [False, True, False, False, True, False]
+
+
+def test_a_generator_that_another_thread_ends(fresh_process):
+    fresh_process.setenv(dispatch.ENVIRONMENT_VARIABLE, "reference")
+
+    def held_open():
+        with domino_kernels.use_backend("triton"):
+            yield
+
+    generator = held_open()
+    with contextlib.suppress(StopIteration):
+        next(generator)
+        assert domino_kernels.runs_triton(on_gpu(1))
+        contextvars.Context().run(next, generator)
+    assert not domino_kernels.runs_triton(on_gpu(1))
 
 
 def test_wrong_backend_names_field_value_and_allowed(fresh_process):

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from types import FunctionType
@@ -26,6 +25,8 @@ from typing import Any
 import torch
 from transformers import CompileConfig, GenerationConfig, PreTrainedModel
 from transformers.utils import logging
+
+from hf_domino._common.blocks import Setting
 
 logger = logging.get_logger(__name__)
 
@@ -40,17 +41,14 @@ MODES = {"default": None, "reduce-overhead": None, "max-autotune": "max-autotune
 MAKES_GRAPHS = "triton.cudagraphs"  # the option with which inductor captures graphs
 
 Stage = Callable[..., Any]  # takes tensors; returns tensors, or an object that holds some
-_using_graphs: ContextVar[bool] = ContextVar("using_graphs", default=True)
+_using_graphs = Setting("using_graphs", default=True)
 
 
 @contextmanager
 def without_graphs() -> Iterator[None]:
     """Launch every stage kernel by kernel inside the `with` block, even if its graph exists."""
-    token = _using_graphs.set(False)
-    try:
+    with _using_graphs.within(False):
         yield
-    finally:
-        _using_graphs.reset(token)
 
 
 def compile_options(target: PreTrainedModel, config: GenerationConfig) -> dict[str, Any] | None:

@@ -11,7 +11,6 @@ kept. It is dropped together with the target or the drafter, and is not taken ag
 from __future__ import annotations
 
 import gc
-import threading
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
@@ -22,6 +21,7 @@ from torch.utils._pytree import register_pytree_node, tree_flatten, tree_map_onl
 from transformers import Cache, PreTrainedModel
 from transformers.utils import output_capturing
 
+from hf_domino._common.forks import Lock
 from hf_domino._common.notices import logger
 from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.prefixes import Prefixes
@@ -52,7 +52,7 @@ register_pytree_node(
     lambda fields, _: Verification(*fields),
 )
 
-_lock = threading.Lock()
+_lock = Lock()
 _idle: weakref.WeakKeyDictionary[PreTrainedModel, weakref.WeakKeyDictionary[DominoDraftModel, Workspace]] = (
     weakref.WeakKeyDictionary()
 )

@@ -22,7 +22,9 @@ MAX_AUTO_ROWS = 8  # the kernels process rows one by one; for more rows, PyTorch
 ENVIRONMENT_VARIABLE = "DOMINO_KERNELS_BACKEND"
 
 logger = logging.getLogger(__name__)
-_override: ContextVar[str | None] = ContextVar("domino_kernels_backend", default=None)
+# The backend of each open `with` block, in a list that is emptied when the block ends: a generator can end it in
+# another context, which cannot reset the variable of this one.
+_overrides: ContextVar[tuple[list[str], ...]] = ContextVar("domino_kernels_backend", default=())
 
 
 @contextmanager
@@ -46,11 +48,12 @@ def use_backend(backend: str) -> Iterator[None]:
 
     ```
     """
-    token = _override.set(_valid(backend, "backend"))
+    block = [_valid(backend, "backend")]
+    _overrides.set((*filter(None, _overrides.get()), block))
     try:
         yield
     finally:
-        _override.reset(token)
+        block.clear()
 
 
 def runs_triton(rows: torch.Tensor) -> bool:
@@ -63,7 +66,8 @@ def runs_triton(rows: torch.Tensor) -> bool:
     Raises:
         ValueError: If the backend is `"triton"` and cannot run on the tensor's device.
     """
-    backend = _override.get() or _process_backend()
+    chosen = [backend for block in _overrides.get() for backend in block]
+    backend = chosen[-1] if chosen else _process_backend()
     if backend == "triton":
         if not (rows.is_cuda or _is_interpreted()):
             raise ValueError(

@@ -6,6 +6,7 @@ A streamed round appears in its own colour once the target has committed it.
 from __future__ import annotations
 
 import argparse
+import re
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import accumulate
@@ -15,8 +16,6 @@ import torch
 from rich.console import Console
 from rich.rule import Rule
 from rich.text import Text
-from tokenizers import Tokenizer
-from tokenizers.decoders import DecodeStream
 from transformers.generation.streamers import BaseStreamer
 
 from hf_domino._common.verdict import STOP, WAY_OUT, load_per_core, verdict, why_busy
@@ -33,6 +32,8 @@ COLOURS = ("cyan", "magenta")  # rounds alternate between them; both are readabl
 PREFILL_STYLE = "dim"
 COLOUR_LEGEND = "one colour a round, its last token underlined, the prefill's token dim"
 PLAIN_LEGEND = "| ends a round"
+BYTE = re.compile("<0x[0-9A-F]{2}>")  # how tokenizers that fall back to bytes write one
+INCOMPLETE = "\ufffd"  # what the first bytes of a character are decoded to
 SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -78,6 +79,45 @@ def round_of(position: int, lengths: Sequence[int]) -> tuple[int | None, bool]:
     return bisect_left(ends, position), position in ends
 
 
+class TextPieces:
+    """Decode tokens one by one into pieces, which together are the text that `decode` returns for all of them.
+
+    A piece is held back while a later token can still change it: a part of a character, or a byte that stands for lack
+    of a word, because bytes next to each other are decoded together.
+
+    Args:
+        tokenizer (`PreTrainedTokenizerFast`): A fast tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self._backend = tokenizer.backend_tokenizer
+        self._special = {token for token, added in self._backend.get_added_tokens_decoder().items() if added.special}
+        self._tokens: list[int] = []  # without special ones
+        # The first tokens up to here have been returned. A piece is what the tokens behind `_begin` add to those of
+        # them that have been returned, so a long text is not decoded again for each token.
+        self._done = 0
+        self._begin = 0
+
+    def add(self, token: int) -> str:
+        """Return the text that is certain after this token and was not before; it can be empty."""
+        if token in self._special:
+            return ""
+        self._tokens.append(token)
+        is_byte = BYTE.fullmatch(self._backend.id_to_token(token) or "")
+        if is_byte or self._backend.decode(self._tokens[self._begin :]).endswith(INCOMPLETE):
+            return ""
+        return self.rest()
+
+    def rest(self) -> str:
+        """Return the text that was held back."""
+        before = self._backend.decode(self._tokens[self._begin : self._done])
+        piece = self._backend.decode(self._tokens[self._begin :])[len(before) :]
+        if piece:
+            self._begin = self._done
+            self._done = len(self._tokens)
+        return piece
+
+
 class RoundPrinter(BaseStreamer):
     """Stream the tokens of one sequence to a console.
 
@@ -98,8 +138,7 @@ class RoundPrinter(BaseStreamer):
                 f"the target's tokenizer must be a fast one, got {type(tokenizer).__name__}: "
                 "call model.generate from Python instead."
             )
-        self._tokenizer: Tokenizer = tokenizer.backend_tokenizer
-        self._pieces = DecodeStream(skip_special_tokens=True)
+        self._pieces = TextPieces(tokenizer)
         self._console = console
         self._shows_rounds = shows_rounds
         self._prompt_came = False
@@ -117,13 +156,12 @@ class RoundPrinter(BaseStreamer):
             return
         for token in value.flatten().tolist():
             self.tokens.append(token)
-            self._print(self._pieces.step(self._tokenizer, token) or "", *self._round())
+            self._print(self._pieces.add(token), *self._round())
 
     def end(self) -> None:
-        """Print a character that was held back because it was incomplete, and end the line."""
-        whole = self._tokenizer.decode(self.tokens, skip_special_tokens=True)
-        if whole.startswith(self.text) and whole != self.text:
-            self._print(whole[len(self.text) :], self._round()[0], is_last=False)  # the round's end is marked already
+        """Print the text that was held back because a later token could have changed it, and end the line."""
+        if rest := self._pieces.rest():
+            self._print(rest, self._round()[0], is_last=False)  # the round's end is marked already
         self._console.print()
 
     def _round(self) -> tuple[int | None, bool]:

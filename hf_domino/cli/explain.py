@@ -125,14 +125,12 @@ def _shown_rounds(tokenizer: Any, traced: Trace) -> list[dict[str, Any]]:
 
 def pieces_of(tokenizer: Any, tokens: Sequence[int]) -> list[str]:
     """Return the text that each token adds; a character of several tokens belongs to the last of them."""
-    pieces = []
-    written = 0
-    for count in range(1, len(tokens) + 1):
-        text = tokenizer.decode(tokens[:count], skip_special_tokens=True)
-        if count < len(tokens):
-            text = text.rstrip("\ufffd")  # stands for a character that is still incomplete
-        pieces.append(text[written:])
-        written = max(written, len(text))
+    from hf_domino.cli.answers import TextPieces
+
+    decoded = TextPieces(tokenizer)
+    pieces = [decoded.add(token) for token in tokens]
+    if pieces:
+        pieces[-1] += decoded.rest()
     return pieces
 
 

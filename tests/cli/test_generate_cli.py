@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import random
 import re
 import shutil
 import sys
@@ -11,11 +12,14 @@ import pytest
 import torch
 from rich.console import Console
 from rich.control import strip_control_codes
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino.cli import main as cli
 from hf_domino.cli.answers import RoundPrinter
 from hf_domino.cli.chat import Conversation
+from hf_domino.cli.explain import pieces_of
 from hf_domino.pair import domino_folder, load_pair
 
 PROMPT = "def f(x):"
@@ -70,6 +74,36 @@ def test_rounds_are_marked_where_they_end(pair):
     rounds = len(pair.drafter.stats.rows[0])
     marks = shown.getvalue().count("|") - printer.text.count("|")
     assert marks in (rounds - 1, rounds)  # the last is cut where the text reaches its limit
+
+
+def byte_fallback_tokenizer():
+    """A tokenizer like that of Llama 2: words, and bytes for what is in no word; bytes that are not UTF-8 decode to marks."""
+    words = ["<unk>", "<s>", "</s>", "▁", "a", "▁b", "é"]
+    vocabulary = {token: index for index, token in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
+    backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    backend.decoder = decoders.Sequence(parts)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("kind", ["bytes for lack of words", "byte-level"])
+def test_a_stream_shows_the_text_that_the_tokenizer_decodes(kind, pair):
+    """Whatever a model writes: also characters in pieces, broken ones and special tokens between."""
+    tokenizer = byte_fallback_tokenizer() if kind == "bytes for lack of words" else pair.tokenizer
+    end_of_bytes = 7 + 256
+    characters = [7 + byte for byte in "€é\n".encode()]
+    for seed in range(200):
+        chance = random.Random(seed)
+        tokens = [chance.choice([chance.randrange(7), chance.randrange(end_of_bytes), *characters]) for _ in range(12)]
+        shown = io.StringIO()
+        printer = RoundPrinter(tokenizer, Console(file=shown), shows_rounds=False)
+        printer.put(torch.tensor([[1]]))  # the prompt
+        for token in tokens:
+            printer.put(torch.tensor([token]))
+        printer.end()
+        text = tokenizer.decode(tokens, skip_special_tokens=True)
+        assert shown.getvalue() == f"{text}\n"
+        assert "".join(pieces_of(tokenizer, tokens)) == text
 
 
 @pytest.mark.parametrize(

@@ -113,5 +113,7 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
     except OSError:  # a target without a generation configuration
         config = AutoConfig.from_pretrained(options.target).get_text_config(decoder=True)
     ends = eos_ids_of(config)
+    if tokenizer.eos_token_id in ends:  # the server's own end token comes first
+        ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *ends)))
     model = options.endpoint_model or options.target
     return EndpointWriter(options.endpoint, model, ends), ends, TargetIdentity(name=model)

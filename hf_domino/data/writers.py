@@ -38,6 +38,8 @@ FACTORS_OF_THE_CALL = ("guidance_scale", "encoder_repetition_penalty")
 CHUNK = 32  # tokens between two checks for finished sequences; a check costs about one decode step
 SEED_STRIDE = 1_000_003  # distance between the seeds of two runs, so that their batches do not share seeds
 MAX_RETRIES = 5
+# Fields in which vLLM and SGLang return the token that ended a text. vLLM leaves out the tokenizer's own end token.
+STOP_REASONS = ("stop_reason", "matched_stop")
 KEY = "OPENAI_API_KEY"  # environment variable
 
 
@@ -182,7 +184,8 @@ class EndpointWriter:
     Args:
         url (`str`): Address of the API, such as `http://localhost:8000/v1`.
         model (`str`): The target's name on the server.
-        ends (`Sequence[int]`): Token ids that end a text of the target.
+        ends (`Sequence[int]`): Token ids that end a text of the target. The first one is the server's own (the
+            tokenizer's), which ended a text if the server does not say which token did.
 
     Raises:
         ValueError: If the package `openai` is not installed, or an API key would travel unencrypted.
@@ -240,7 +243,8 @@ class EndpointWriter:
         ids = list(choice.token_ids)  # a field that OpenAI's own API does not have
         ended = choice.finish_reason == "stop"
         if ended and ends and (not ids or ids[-1] not in ends):  # servers do not return the end token
-            ids.append(ends[0])
+            reasons = (getattr(choice, name, None) for name in STOP_REASONS)
+            ids.append(next((reason for reason in reasons if isinstance(reason, int)), self.ends[0]))
         return Written(ids, ended)
 
 

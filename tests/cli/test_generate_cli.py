@@ -77,7 +77,7 @@ def test_rounds_are_marked_where_they_end(pair):
 
 
 def byte_fallback_tokenizer():
-    """A tokenizer like that of Llama 2: words, and bytes for what is in no word; bytes that are not UTF-8 decode to marks."""
+    """A tokenizer like that of Llama 2: words, and bytes for what is in no word."""
     words = ["<unk>", "<s>", "</s>", "▁", "a", "▁b", "é"]
     vocabulary = {token: index for index, token in enumerate([*words, *(f"<0x{byte:02X}>" for byte in range(256))])}
     backend = Tokenizer(models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=True))

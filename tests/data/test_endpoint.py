@@ -79,6 +79,16 @@ def test_token_ids_are_taken_as_they_are(serve):
     assert all(request.items() >= expected.items() for request in requests)
 
 
+@pytest.mark.parametrize(
+    ("field", "said", "end"), [("stop_reason", 3, 3), ("matched_stop", 2, 2), ("stop_reason", None, EOS)]
+)
+def test_a_text_ends_with_the_token_that_ended_it(field, said, end, serve):
+    """As with Llama 3.1, which has three: the server says which one it was, or nothing if it was the tokenizer's."""
+    server = serve(lambda _: {"text": "?", "finish_reason": "stop", "token_ids": HI, field: said})
+    (written,) = EndpointWriter(server.url, "served", [EOS, 2, 3]).write([[4]], Sampling(9, 0.7), seed=3)
+    assert written == Written([*HI, end], True)
+
+
 def test_the_command_writes_by_an_endpoint(serve, saved_pair, tmp_path, capsys):
     choices = {
         "e": {"text": "", "finish_reason": "stop", "token_ids": HI},
@@ -99,6 +109,11 @@ def test_the_command_writes_by_an_endpoint(serve, saved_pair, tmp_path, capsys):
     assert main([*call, "--target", str(target), "--output", str(tmp_path / "other")]) == 0
     (row,) = read_lines(tmp_path / "other/train.jsonl")
     assert (row["input_ids"][-2:], sum(row["loss_mask"])) == (HI, 2)
+    config["eos_token_id"] = [HI[0] + 9, EOS]  # the first is not the tokenizer's, with which the server ended the text
+    (target / "config.json").write_text(json.dumps(config))
+    assert main([*call, "--target", str(target), "--output", str(tmp_path / "third")]) == 0
+    (row,) = read_lines(tmp_path / "third/train.jsonl")
+    assert row["input_ids"][-3:] == [*HI, EOS]
     for text, reason in (("y", "no such model"), ("x", "token_ids")):
         write_lines(prompts, [{"text": text}])
         assert main([*call, "--output", str(tmp_path / reason)]) == 2

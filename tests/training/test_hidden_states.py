@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hf_domino import DominoConfig, DominoDraftModel
 from hf_domino.data.rows import load_rows
 from hf_domino.targets.identity import identify
+from hf_domino.training import DominoTrainingArguments
 from hf_domino.training.hidden_states import folder as folders
 from hf_domino.training.hidden_states import writing
 from hf_domino.training.hidden_states.folder import CachedRows
@@ -37,7 +38,7 @@ def cached(target, make_drafter, tmp_path):
     """A function that writes the states of rows and returns these with them; one row a forward, in fp32."""
 
     def build(rows, config=None, tokens_per_forward=1, **options):
-        config, final = config or make_drafter(target).config, options.get("final", False)
+        config, final = config or make_drafter(target).config, options.setdefault("final", False)
         path = tmp_path / options.pop("folder", "states")
         writer = StateWriter(target, config, path, **({"dtype": "auto"} | options))
         writer.write(rows, tokens_per_forward, progress=False)
@@ -71,6 +72,23 @@ def test_training_from_states_of_the_same_forwards_is_the_same(
     assert all(torch.equal(weight, weights[name]) for name, weight in from_states.drafter.state_dict().items())
 
 
+@pytest.mark.parametrize("final", [True, False])
+def test_states_train_with_the_defaults_of_writer_and_trainer(
+    final, target, make_drafter, make_trainer, greedy_rows, tmp_path
+):
+    drafter, path = make_drafter(target), tmp_path / "states"
+    options = {} if final else {"final": False}
+    StateWriter(target, drafter.config, path, **options).write(greedy_rows, progress=False)
+    rows = CachedRows(greedy_rows, path, target, drafter.config, **options)
+    weight = DominoTrainingArguments(output_dir=str(tmp_path / "run")).distillation_weight
+    trainer = make_trainer(drafter, rows, max_steps=1, distillation_weight=weight)
+    if final:
+        trainer.train()
+        return
+    with pytest.raises(ValueError, match=r"hidden states of the examples must be .* that lm_head reads.*final=True"):
+        trainer.train()
+
+
 def test_batches_are_padded_and_read_by_other_processes(greedy_rows, cached):
     rows = cached(greedy_rows, tokens_per_forward=200)
     states = [row["hidden_states"] for row in rows]
@@ -98,7 +116,7 @@ def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, gree
             raise KeyboardInterrupt
         save_file(tensors, file)
 
-    fields = {"dtype": "auto", "max_shard_bytes": 20_000}
+    fields = {"dtype": "auto", "max_shard_bytes": 20_000, "final": False}
     monkeypatch.setattr(folders, "save_file", killed_inside)
     with pytest.raises(KeyboardInterrupt):
         StateWriter(target, config, path, **fields, shard=(0, 2)).write(greedy_rows, 100, False)
@@ -111,7 +129,7 @@ def test_a_killed_writer_goes_on_with_other_processes(target, make_drafter, gree
         written.append(len(folders.find_rows(path)))
     assert written[0] < written[1] < written[2] == len(greedy_rows)
     assert before.items() <= {file: file.stat().st_mtime_ns for file in path.glob("states-*.safetensors")}.items()
-    rows = [row["hidden_states"] for row in CachedRows(greedy_rows, path, target, config)]
+    rows = [row["hidden_states"] for row in CachedRows(greedy_rows, path, target, config, final=False)]
     torch.testing.assert_close(rows, expected)  # of rows in other batches
 
 
@@ -128,7 +146,7 @@ def test_what_does_not_belong_is_refused(target, make_drafter, greedy_rows, cach
     (shard,) = path.glob("states-*.safetensors")
 
     def read(config=drafter.config, **options):
-        return CachedRows(greedy_rows, path, target, config, **options)
+        return CachedRows(greedy_rows, path, target, config, **({"final": False} | options))
 
     def refuses(message, act):
         with pytest.raises(ValueError, match=message):
@@ -136,11 +154,11 @@ def test_what_does_not_belong_is_refused(target, make_drafter, greedy_rows, cach
 
     refuses(
         r"without row 1 \(1 of 2 are missing\)",
-        lambda: CachedRows([greedy_rows[0], {"input_ids": [5, 6]}], path, target, drafter.config),
+        lambda: CachedRows([greedy_rows[0], {"input_ids": [5, 6]}], path, target, drafter.config, final=False),
     )
     refuses(
         r"cache_dtype must be 'float32', the dtype of .* got 'bfloat16'. Delete .*states",
-        lambda: StateWriter(target, drafter.config, path),
+        lambda: StateWriter(target, drafter.config, path, final=False),
     )
     layers = r"target_layer_ids must be .*, got \[0, 1\]. Delete .*states"
     refuses(layers, lambda: read(other.config))

@@ -36,6 +36,7 @@ from hf_domino.training.objective.forward import STATES
 INDEX_FILE = "index.json"
 SHARDS = "states-*.safetensors"
 DELETE_SHARD = "Delete this file and run the same command again, which writes only its examples again."
+NO_FINAL = "Or train with distillation_weight=0, which does not need it (CachedRows(..., final=False))."
 START_AGAIN = "Delete {folder}, so that the states are written again, or choose another (--cache-hidden-states)."
 
 
@@ -83,7 +84,7 @@ class StateSettings:
             raise invalid_argument("the drafter's target_layer_ids", made, list(layer_ids), remedy)
         if final and not self.final:
             raise invalid_argument(
-                f"the states in {folder}", "written with final=True for distillation", "without", remedy
+                f"the states in {folder}", "written with final=True for distillation", "without", f"{remedy} {NO_FINAL}"
             )
 
 
@@ -121,7 +122,8 @@ class CachedRows(Dataset):
         folder (`str` or `Path`): Folder to which [`StateWriter`] wrote the states.
         target (`PreTrainedModel`): The target.
         config (`DominoConfig`): Configuration of the drafter that will read the states.
-        final (`bool`, *optional*, defaults to `False`): Whether the state that lm_head reads is needed, too.
+        final (`bool`, *optional*, defaults to `True`): Whether the state that lm_head reads is needed, too: it is for
+            distillation, unless `distillation_weight` is 0.
 
     Raises:
         ValueError: If the folder belongs to another target or to other layers, or lacks an example.
@@ -133,7 +135,7 @@ class CachedRows(Dataset):
         folder: str | Path,
         target: PreTrainedModel,
         config: DominoConfig,
-        final: bool = False,
+        final: bool = True,
     ):
         settings = StateSettings.load(Path(folder))
         if settings is None:

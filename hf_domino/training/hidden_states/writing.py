@@ -58,7 +58,8 @@ class StateWriter:
         dtype (`str`, *optional*, defaults to `"bfloat16"`): dtype in which to store the states: `"bfloat16"`,
             `"float16"`, `"float32"`, or `"auto"` for the target's own dtype. With `"auto"`, training gives bit for bit
             the same result as without stored states, provided that the target runs over the same batches.
-        final (`bool`, *optional*, defaults to `False`): Keep the state that lm_head reads, too, for distillation.
+        final (`bool`, *optional*, defaults to `True`): Keep the state that lm_head reads, too, for distillation, which
+            is the default of [`DominoTrainingArguments`].
         autocast (`Callable`, *optional*): Returns the autocast context of the forwards, the same as in training.
         shard (`tuple[int, int]`, *optional*, defaults to (0, 1)): Index of this process and number of processes.
         max_shard_bytes (`int`, *optional*): Size of the largest file in bytes. States are collected in memory until a
@@ -74,7 +75,7 @@ class StateWriter:
         config: DominoConfig,
         folder: str | Path,
         dtype: str = "bfloat16",
-        final: bool = False,
+        final: bool = True,
         autocast: Callable[[], AbstractContextManager] = nullcontext,
         shard: tuple[int, int] = (0, 1),
         max_shard_bytes: int = MAX_SHARD_BYTES,

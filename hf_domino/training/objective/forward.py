@@ -45,6 +45,10 @@ def read_target(target: TargetModel, batch: Batch, final: bool = False) -> tuple
     if STATES in batch:
         states = batch[STATES].unbind(dim=2)
         num_layers = len(target.layer_ids)
+        if len(states) < num_layers + final:
+            expected = f"{num_layers + final} for each token, the last of them that lm_head reads"
+            remedy = "Write them again with final=True, or train with distillation_weight=0."
+            raise invalid_argument("the hidden states of the examples", expected, len(states), remedy)
         return states[:num_layers], states[num_layers] if final else None
     input_ids = batch["input_ids"]
     capture = target.capture_kwargs(final=final)

@@ -19,7 +19,7 @@ from rich.text import Text
 from transformers.generation.streamers import BaseStreamer
 
 from hf_domino._common.verdict import STOP, WAY_OUT, load_per_core, verdict, why_busy
-from hf_domino.cli.flags import choice_of, load_models, with_lookup
+from hf_domino.cli.flags import choice_of, load_models
 from hf_domino.data.prompts import Asked
 from hf_domino.evaluation.benchmark.prompts import inputs_of
 from hf_domino.evaluation.benchmark.timing import generate_timed
@@ -40,8 +40,7 @@ SHORT_NAMES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp
 def open_pair(options: argparse.Namespace) -> tuple[Pair, dict[str, Any]]:
     """Load the models that a command line names, and read its arguments of `generate`; also set the seed."""
     arguments = choice_of(options)
-    pair = load_models(options)
-    return pair, with_lookup(arguments, pair)
+    return load_models(options), arguments
 
 
 def asked(pair: Pair, prompt: str | None) -> Asked:

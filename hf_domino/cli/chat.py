@@ -25,7 +25,7 @@ COMMANDS = "/new: forget the conversation; /quit: end (or Ctrl-D)"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the flags of `hf-domino chat`."""
     parser.add_argument("--system", help="system message, for a target with a chat template")
-    add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=512, lookup_tokens=10)
+    add_choice(parser.add_argument_group("choice of tokens"), max_new_tokens=512)
     add_models(parser.add_argument_group("models"))
 
 

@@ -9,6 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import PROMPTS_HELP
 from hf_domino.cli.exits import FAILED_CHECK, UNDECIDED
 from hf_domino.cli.flags import add_models, load_models, positive_int
@@ -39,7 +40,12 @@ def run(options: argparse.Namespace) -> int:
     """Run `hf-domino check`; return 1 if the drafter does not fit, and 3 if too little was measured."""
     from hf_domino.evaluation.check import MAX_NEW_TOKENS, check_fit
     from hf_domino.formats.adapters import unread_fields
-    from hf_domino.pair import prompts_for, read_prompts
+    from hf_domino.formats.source import RECYCLING
+    from hf_domino.pair import is_recycling, prompts_for, read_prompts
+
+    if is_recycling(options.drafter):
+        remedy = "It has no weights, and drafts for every target. Measure it with hf-domino bench --drafter recycling."
+        raise invalid_argument("--drafter", "a drafter that was trained for a target", RECYCLING, remedy)
 
     if options.prompts is not None:  # a wrong file is an error before models are loaded
         read_prompts(options.prompts, is_chat=True)

@@ -40,7 +40,7 @@ def number(least: float, most: float = math.inf, kind: type = int) -> Callable[[
     return read
 
 
-LOOKUP_TOKENS = 10  # what prompt lookup proposes beside token recycling
+LOOKUP_TOKENS = 10
 positive_int = number(1)
 thread_count = number(1, 1024)  # torch starts as many threads as it is told to
 
@@ -86,7 +86,7 @@ def prompt_of(options: argparse.Namespace) -> str | None:
     return prompt
 
 
-def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int, lookup_tokens: int | None = None) -> None:
+def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int) -> None:
     """Add flags for how tokens are chosen, which [`choice_of`] reads; the target's configuration decides the rest."""
     add = group.add_argument
     own = "(default: as the target's generation configuration says)"
@@ -102,11 +102,11 @@ def add_choice(group: argparse._ArgumentGroup, max_new_tokens: int, lookup_token
     add("--seed", type=number(0, MOST_SEED), help="random seed for sampling")
     add(
         "--lookup-tokens",
-        type=positive_int,
+        type=number(0),
         metavar="N",
-        default=lookup_tokens,
-        help="prompt lookup: a round may propose up to N tokens that followed the same words earlier in the text "
-        f"(default: {lookup_tokens or f'none, and {LOOKUP_TOKENS} with token recycling'})",
+        default=LOOKUP_TOKENS,
+        help="prompt lookup: a round may propose up to N tokens that followed the same words earlier in the text; "
+        "0 for none",
     )
 
 
@@ -156,19 +156,12 @@ def choice_of(options: argparse.Namespace) -> dict[str, Any]:
         torch.manual_seed(options.seed)
     arguments: dict[str, Any] = {
         "max_new_tokens": options.max_new_tokens,
-        "prompt_lookup_num_tokens": options.lookup_tokens,
+        "prompt_lookup_num_tokens": options.lookup_tokens or None,
     }
     if is_greedy:
         arguments["do_sample"] = False
     elif given:
         arguments |= {"do_sample": True} | given
-    return arguments
-
-
-def with_lookup(arguments: dict[str, Any], pair: Pair) -> dict[str, Any]:
-    """Add prompt lookup to the arguments of `generate` where token recycling drafts, unless a number was chosen."""
-    if arguments["prompt_lookup_num_tokens"] is None and pair.drafter.config.learns_while_drafting:
-        return arguments | {"prompt_lookup_num_tokens": LOOKUP_TOKENS}
     return arguments
 
 

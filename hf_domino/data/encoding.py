@@ -5,6 +5,7 @@ An example is `{"input_ids": [...], "loss_mask": [...]}`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import contains
 from typing import Any
 
@@ -32,6 +33,7 @@ from hf_domino.data.names import (
 
 MASKS = ("loss_mask", "completion_mask", "assistant_masks", "attention_mask", "labels")
 UNLABELLED = -100  # as Transformers marks tokens without loss
+BEFORE_A_TEXT = "\n.a"  # characters that the beginning of a text rarely merges with
 NEEDED = "`text`, `prompt` and `completion`, `messages`, `conversations` or `input_ids`"
 
 
@@ -53,7 +55,7 @@ def encode_record(record: Fields, tokenizer: Any, template_kwargs: Fields) -> li
         return [_supervised(encode_text(read_string(record, name), tokenizer))]
     if not is_chat:
         prompt_ids = encode_text(read_string(record, name), tokenizer, goes_on=True)
-        completion_ids = tokenizer(_answer(record), add_special_tokens=False)["input_ids"]
+        completion_ids = encode_continuation(_answer(record), prompt_ids, tokenizer)
         end = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         if completion_ids[-1:] != end:
             completion_ids += end
@@ -90,6 +92,27 @@ def encode_text(text: str, tokenizer: Any, goes_on: bool = False) -> list[int]:
     if goes_on or ids[len(ids) - len(behind) :] == behind:
         behind = []
     return front + ids + behind
+
+
+def encode_continuation(text: str, before: Sequence[int], tokenizer: Any) -> list[int]:
+    """Encode a text that follows other tokens, so that all of them decode to both texts without a space between.
+
+    Tokenizers with SentencePiece's marks put a space in front of every text that they encode. Behind other text it
+    changes the text, so it is left out: the text is encoded behind a character that it does not merge with.
+    """
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not before:
+        return ids
+    wanted = tokenizer.decode(before, skip_special_tokens=True) + text
+    found = [ids]
+    for character in BEFORE_A_TEXT:
+        front, whole = (
+            tokenizer(each, add_special_tokens=False)["input_ids"] for each in (character, character + text)
+        )
+        if whole[: len(front)] == front:
+            found.append(whole[len(front) :])
+    fitting = (each for each in found if tokenizer.decode([*before, *each], skip_special_tokens=True) == wanted)
+    return next(fitting, ids)
 
 
 def _supervised(ids: list[int], start: int = 0) -> Example:

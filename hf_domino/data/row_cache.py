@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,7 +24,7 @@ from hf_domino.data.processes import call_in_processes
 from hf_domino.data.records import PlacedRecord, Source, at
 from hf_domino.data.row_counts import RowCounts
 
-READ_AS = 3  # part of the cache's key: raise it when the same text gives other examples
+READ_AS = 4  # part of the cache's key: raise it when the same text gives other examples
 ROWS_AT_ONCE = 1024
 # How records become examples: the tokenizer, the variables of the chat template, `max_length` and `vocab_size`.
 Reading = tuple[Any, Fields, int | None, int | None]
@@ -60,8 +61,12 @@ def usable(
     max_length: int | None,
     vocab_size: int | None,
     counts: RowCounts,
+    most_seen: float = math.inf,
 ) -> Iterator[Example]:
-    """Encode records, cut their examples to length, yield those that can be trained on, and count the others."""
+    """Encode records, cut their examples to length, yield those that can be trained on, and count the others.
+
+    Copies are counted of the first `most_seen` different examples, each of which is remembered by its hash.
+    """
     seen: set[int] = set()
     for place, record in records:
         with at(place):
@@ -84,7 +89,8 @@ def usable(
             counts.tokens += len(ids)
             counts.cut += len(ids) < len(row["input_ids"])
             counts.copies += digest in seen
-            seen.add(digest)
+            if len(seen) < most_seen:
+                seen.add(digest)
             yield {"input_ids": ids, "loss_mask": mask}
 
 
@@ -92,7 +98,8 @@ def _description(tokenizer: Any) -> str:
     """Describe everything about a tokenizer that changes how it encodes a record."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
     text = repr(tokenizer) if backend is None else backend.to_str()
-    return f"{text} {getattr(tokenizer, 'eos_token_id', None)} {getattr(tokenizer, 'chat_template', None)}"
+    special = getattr(tokenizer, "special_tokens_map", None)  # a chat template can render each of them
+    return f"{text} {special} {getattr(tokenizer, 'chat_template', None)}"
 
 
 def _has_anchor(loss_mask: Sequence[int]) -> bool:

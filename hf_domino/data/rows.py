@@ -23,6 +23,7 @@ from hf_domino.data.records import Source, from_files, from_table
 from hf_domino.data.row_cache import read_rows, token_batches, usable
 from hf_domino.data.row_counts import RowCounts
 
+MOST_SEEN = 2**20  # examples whose hashes a stream remembers, in 63 bytes each
 NONE_LEFT = (
     "rows must hold at least one with two neighbouring tokens to learn, got none in {0} rows: raise max_length, or "
     "check the loss masks. {1}"
@@ -133,6 +134,8 @@ def load_rows(
 class RowStream(IterableDataset):
     """Examples of a data set without a length, read in each pass as [`load_rows`] reads the records of a file.
 
+    Copies are only counted of the first million different examples, because a stream can be endless and memory is not.
+
     Args:
         dataset (`IterableDataset`): A stream of `datasets`, or an iterable data set of torch, of records.
         name (`str`): Its name, for messages.
@@ -155,7 +158,7 @@ class RowStream(IterableDataset):
 
     def __iter__(self) -> Iterator[Example]:
         counts = RowCounts()
-        yield from usable(from_table(self.dataset, self.name).records(), *self._reading, counts)
+        yield from usable(from_table(self.dataset, self.name).records(), *self._reading, counts, MOST_SEEN)
         description = counts.describe()
         if counts.records and not counts.rows and get_worker_info() is None:
             raise ValueError(f"{self.name}: {NONE_LEFT.format(counts.left_out, description)}".rstrip())

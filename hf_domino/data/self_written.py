@@ -11,6 +11,7 @@ from typing import Any
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.data.chat import render_chat, with_system
+from hf_domino.data.encoding import encode_continuation
 from hf_domino.data.filters import Exclusions, loops
 from hf_domino.data.names import Fields
 from hf_domino.data.prompts import USER, Prompt, PromptFilter
@@ -89,7 +90,7 @@ def write_prompts(
         def make(unit: int, first=num_units, asked=asked, beginnings=beginnings) -> Rows:
             places = range((first + unit) * size, first * size + min((unit + 1) * size, asked))
             texts = [beginnings[place % len(beginnings)] for place in places]
-            begun = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            begun = [encode_continuation(text, opening, tokenizer) for text in texts]
             seed = settings.seed * SEED_STRIDE + first + unit
             written = writer.write([opening + ids for ids in begun], sampling, seed)
             return [{"ids": ids + text.ids, "ended": text.ended} for ids, text in zip(begun, written, strict=True)]

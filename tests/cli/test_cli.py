@@ -130,6 +130,7 @@ def test_help_of_every_command(name, capsys):
     assert [flag for flag in re.findall(r"--\w[\w-]*", shown) if "_" in flag] == []
     assert "(default: False)" not in shown
     assert "(default: None)" not in shown
+    assert not re.search(r"\(default: [^)]*\)\s+\(default", shown)
     assert (f"with {PROMPT_FIELDS}" in " ".join(shown.split())) == (name in ("check", "bench", "data"))
 
 

@@ -191,7 +191,8 @@ def test_a_target_without_a_drafter_talks_and_compares(lonely, capsys, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("drafter", "message"), [(None, "--drafter must be given: there is no"), ("recycling", "It has no weights")]
+    ("drafter", "message"),
+    [(None, "--drafter must be given: there is no"), ("recycling", "--drafter must be a drafter that was trained")],
 )
 def test_check_needs_a_drafter_with_weights(drafter, message, lonely, capsys):
     given = ["--drafter", drafter] if drafter else []

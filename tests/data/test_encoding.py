@@ -6,8 +6,8 @@ import copy
 
 import pytest
 from chats import chat_tokenizer, texts_of_row, write_lines
-from tokenizers import processors
-from transformers import AutoTokenizer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from hf_domino.data.encoding import encode_text
 from hf_domino.data.rows import load_rows
@@ -50,6 +50,25 @@ def test_a_text_begins_and_ends_once(record, pattern, read, learned, adding, tmp
     tokenizer = adding(pattern)
     (row,) = load_rows(write_lines(tmp_path / "rows.jsonl", [record]), tokenizer)
     assert texts_of_row(row, tokenizer) == (read, learned)
+
+
+@pytest.fixture(params=["always", "first"])
+def sentencepiece(request):
+    """A tokenizer that marks the beginning of every word, and of every text, by a space."""
+    words = ["<unk>", "</s>", "▁", "2", "4", "+", "=", "\n", "▁2", "▁4"]
+    vocabulary = {word: index for index, word in enumerate(words)}
+    backend = Tokenizer(models.BPE(vocabulary, [("▁", "2"), ("▁", "4")], unk_token="<unk>"))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme=request.param)
+    backend.decoder = decoders.Metaspace(prepend_scheme=request.param)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="</s>", unk_token="<unk>")
+
+
+@pytest.mark.parametrize("prompt", ["2+2=", "2+2= ", "2+2=\n"])
+@pytest.mark.parametrize("completion", ["4", " 4", "\n4", "+2"])
+def test_a_completion_follows_its_prompt_without_a_space_between(prompt, completion, sentencepiece, tmp_path):
+    record = {"prompt": prompt, "completion": completion}
+    (row,) = load_rows(write_lines(tmp_path / "rows.jsonl", [record]), sentencepiece)
+    assert texts_of_row(row, sentencepiece)[0] == f"{prompt}{completion}</s>"
 
 
 def test_a_text_that_the_target_goes_on_with_has_no_end(adding):

@@ -14,7 +14,7 @@ from chats import chat_tokenizer, texts_of_row, write_lines
 
 from hf_domino.data import records
 from hf_domino.data.row_counts import RowCounts
-from hf_domino.data.rows import RowDataset, encode_dataset, load_rows
+from hf_domino.data.rows import RowDataset, RowStream, encode_dataset, load_rows
 
 pytestmark = pytest.mark.transformers
 
@@ -166,18 +166,26 @@ def test_rows_are_read_once_by_all_that_decides_what_they_are(write, times_read,
     file, other = write(*RECORDS), copy.deepcopy(word_tokenizer)
     other.add_tokens(["t64"])
     chat = chat_tokenizer(word_tokenizer, "{{ messages[0].content }}")
+    begins = copy.deepcopy(word_tokenizer)
+    begins.bos_token = "t9"  # which a template can render
     changes = (
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"max_length": 2},
         {"vocab_size": 64},
         {"max_rows": 3},
     )
-    calls = [(word_tokenizer, {}), (other, {}), (chat, {}), *((word_tokenizer, change) for change in changes)]
+    calls = [
+        (word_tokenizer, {}),
+        (other, {}),
+        (chat, {}),
+        (begins, {}),
+        *((word_tokenizer, change) for change in changes),
+    ]
     for number, (tokenizer, change) in enumerate(calls, start=1):
         first, again = (load_rows(file, tokenizer, **change) for _ in range(2))
         assert len(times_read) == number, change
         assert (list(first), first.counts) == (list(again), again.counts)
-    assert caplog.text.count("1 of 4 rows are left out, the first is ") == 12  # a later run is told as well
+    assert caplog.text.count("1 of 4 rows are left out, the first is ") == 14  # a later run is told as well
     file.write_text(file.read_text().replace("t8", "t9"))
     assert load_rows(file, word_tokenizer)[2]["input_ids"] == [9] * 9
 
@@ -204,6 +212,14 @@ def test_rows_are_written_by_one_process_while_the_others_wait(write, times_read
         found = [processes.submit(load_rows, file, word_tokenizer) for _ in range(3)]
     assert [len(rows.result()) for rows in found] == [3, 3, 3]
     assert len(times_read) == 1
+
+
+def test_a_long_stream_remembers_no_more_rows_than_it_says(word_tokenizer, monkeypatch, caplog):
+    monkeypatch.setattr("hf_domino.data.rows.MOST_SEEN", 2)
+    texts = ["t4 t5", "t6 t7", "t8 t9", "t4 t5", "t8 t9"]
+    rows = list(RowStream([{"text": text} for text in texts], "stream", word_tokenizer))
+    assert len(rows) == 5
+    assert "1 of 5 rows are equal to an earlier one" in caplog.text
 
 
 def test_rows_are_counted_by_why_they_are_left_out(write, word_tokenizer):

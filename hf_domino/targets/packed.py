@@ -26,6 +26,7 @@ from hf_domino._common.blocks import Patch, Setting
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.forks import Lock
 from hf_domino._common.notices import logger, notice
+from hf_domino.targets.digest import digest_of
 
 SETTING = "HF_DOMINO_PACKED"  # environment variable
 AUTO, NEVER, ALWAYS = "auto", "0", "1"
@@ -53,9 +54,15 @@ class Packed:
     """A packed copy of a weight, and what tells whether the weight has changed since."""
 
     copy: torch.Tensor  # in oneDNN's own layout
-    row_sums: torch.Tensor  # [O] int32
+    digest: torch.Tensor
+    shape: torch.Size
     dtype: torch.dtype
     is_faster: tuple[bool, ...]  # for each of WIDTHS
+
+    def is_of(self, weight: torch.Tensor) -> bool:
+        """Whether this is a copy of what a weight contains now."""
+        is_alike = weight.shape == self.shape and weight.dtype is self.dtype
+        return is_alike and torch.equal(self.digest, digest_of(weight))
 
 
 @dataclass(frozen=True)
@@ -94,8 +101,8 @@ def packed_linears(*models: nn.Module, weights: Iterable[torch.Tensor] = ()) -> 
 
     The copies take as much memory as the weights, at most half of what is free. They are kept for later calls until
     the weights are deleted or [`release_workspaces`] is called. At the beginning of each block, the weights are
-    compared with what was packed (by sums over their bits), and those that have changed are packed again. Do not change
-    weights inside the block.
+    compared with what was packed (by a digest of their bits), and those that have changed are packed again. Do not
+    change weights inside the block.
 
     The environment variable `HF_DOMINO_PACKED=0` turns all of this off; with `1`, all weights are packed, even if that
     is slower or takes more memory.
@@ -198,7 +205,7 @@ def _prepare(models: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> di
             gains = _worthwhile(candidates.values())
         for weight, gain in gains:
             packed = _kept.get(weight)
-            if packed is not None and torch.equal(packed.row_sums, _row_sums(weight)):
+            if packed is not None and packed.is_of(weight):
                 found[id(weight)] = weight, packed
             else:
                 _kept.pop(weight, None)
@@ -245,17 +252,6 @@ def _is_packable(weight: torch.Tensor) -> bool:
     return weight.dim() == 2 and weight.numel() > 0 and _supports(weight.dtype)
 
 
-def _row_sums(weight: torch.Tensor) -> torch.Tensor:
-    """Sum the bits of each row, `[O]` int32; any change of one element changes a sum."""
-    weight = weight.detach()
-    # Read four bytes at a time, which is fastest. PEFT and others write to `weight.data`, which changes no version
-    # counter, so the contents have to be read.
-    pairs = (weight.shape[1], weight.stride(0), weight.storage_offset())  # all even where two elements are four bytes
-    if weight.itemsize == 4 or (weight.stride(1) == 1 and not any(count % 2 for count in pairs)):
-        return weight.view(torch.int32).sum(dim=1, dtype=torch.int32)
-    return weight.view(torch.int16).sum(dim=1, dtype=torch.int32)
-
-
 def _pack(missing: list[tuple[torch.Tensor, _Gain]], is_forced: bool) -> dict[int, tuple[torch.Tensor, Packed]]:
     """Pack weights in this order, as far as memory goes."""
     held = sum(packed.copy.nbytes for packed in _kept.values())
@@ -267,7 +263,7 @@ def _pack(missing: list[tuple[torch.Tensor, _Gain]], is_forced: bool) -> dict[in
         if not is_forced and num_bytes + weight.nbytes > room:
             left_out += weight.nbytes
             continue
-        packed = Packed(_copy_of(weight), _row_sums(weight), weight.dtype, gain.is_faster)
+        packed = Packed(_copy_of(weight), digest_of(weight), weight.shape, weight.dtype, gain.is_faster)
         _kept[weight] = packed
         found[id(weight)] = weight, packed
         num_bytes += weight.nbytes

@@ -17,15 +17,16 @@ class _Remembered:
 
     def __init__(self, function: Callable[[int, torch.Tensor], Any]):
         self._function = function
-        self._known: dict[tuple[int, bytes], Any] = {}
+        self._known: dict[tuple[int, bytes], torch.Tensor] = {}
 
-    def __call__(self, prompt: int, ids: torch.Tensor) -> Any:
+    def __call__(self, prompt: int, ids: torch.Tensor) -> torch.Tensor:
         key = (prompt, ids.cpu().numpy().tobytes())
         if key not in self._known:
             answer = self._function(prompt, ids)
             if len(self._known) >= MOST_REMEMBERED:
                 del self._known[next(iter(self._known))]  # the oldest one
-            self._known[key] = answer
+            # A copy, because the function may refill what it returns when it is asked about the next text.
+            self._known[key] = torch.as_tensor(answer).clone()
         return self._known[key]
 
 

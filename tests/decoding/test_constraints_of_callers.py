@@ -57,6 +57,27 @@ def test_it_is_not_asked_behind_what_it_forbids(tiny_qwen3, proposer, do_sample)
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize("answer", [[], torch.empty(3, dtype=torch.long)])
+@pytest.mark.parametrize("do_sample", [False, True])
+def test_it_may_refill_one_object_and_return_it_again(tiny_qwen3, proposer, do_sample, answer):
+    trie = Trie()
+
+    def allowed(prompt, ids):
+        followers = trie(prompt, ids)
+        if isinstance(answer, list):
+            answer[:] = followers
+        else:
+            answer.copy_(torch.tensor(followers))
+        return answer
+
+    drafter, options = proposer
+    call = OPTIONS | {"do_sample": do_sample, "prefix_allowed_tokens_fn": allowed}
+    torch.manual_seed(2)
+    plain = tiny_qwen3.generate(PROMPT, **call)
+    torch.manual_seed(2)
+    assert torch.equal(tiny_qwen3.generate(PROMPT, assistant_model=drafter, **call, **options), plain)
+
+
 def unanswered(kind):
     """What a function does behind a text that it was never made for."""
     if kind == "raises":

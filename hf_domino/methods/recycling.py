@@ -89,7 +89,8 @@ class RecyclingModel(DominoDraftModel):
             scores, `[N, 2, M]` each; and the pair that the second row belongs to, `[N]`.
         """
         best = logits.topk(self.successors.shape[1], dim=1)
-        chances = best.values.softmax(dim=1).to(self.scores).repeat(2, 1)
+        # Without the zeros, NaN from logits that are not finite would stay in a row for good.
+        chances = best.values.softmax(dim=1).nan_to_num(0.0).to(self.scores).repeat(2, 1)
         token_ids = best.indices.repeat(2, 1)
         pairs, places = self._pairs_of(tokens, before)
         rows = torch.cat((tokens, self.config.vocab_size + places))  # [R], first those of tokens, then those of pairs

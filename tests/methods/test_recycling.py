@@ -196,6 +196,21 @@ def test_each_proposal_is_learnt_with_the_token_before_it(wide, drafter, rounds,
     assert num_compared > 20
 
 
+@pytest.mark.parametrize("cache", [None, "static"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_call_with_broken_embeddings_spoils_nothing_that_was_learnt(wide, drafter, cache, value):
+    ids, options = calls(1)
+    options |= {"cache_implementation": cache}
+    generate(wide, drafter, ids, **options)
+    embeddings = wide.get_input_embeddings()(ids)
+    embeddings[:, -3] = value
+    broken = {"inputs_embeds": embeddings.detach()} | options
+    assert torch.equal(generate(wide, drafter, None, **broken), generate(wide, None, None, **broken))
+    assert not drafter.scores.isnan().any()
+    assert torch.equal(generate(wide, drafter, ids, **options), generate(wide, None, ids, **options))
+    assert drafter.stats.acceptance_length > 2
+
+
 def test_nothing_is_proposed_before_a_token_has_been_seen(wide, rounds):
     drafter = hf_domino.recycling(wide).double()
     ids, options = calls(1)

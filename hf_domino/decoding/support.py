@@ -139,6 +139,10 @@ def check_fixed(call: Call) -> None:
         raise invalid_argument(f"the target's attn_implementation {static}", "'sdpa' or 'eager'", attention, remedy)
     if len(devices := set(getattr(target, "hf_device_map", {}).values())) > 1:
         raise invalid_argument(f"the target's devices {static}", "one", sorted(map(str, devices)), remedy)
+    if torch.is_autocast_enabled(device := input_device(target).type):
+        # Buffers have one dtype for all calls, and graphs replay the products that they have captured.
+        remedy = "Leave cache_implementation unset, or load both models in that dtype in place of torch.autocast."
+        raise invalid_argument(f"torch.autocast {static}", "off", torch.get_autocast_dtype(device), remedy)
     for field in ("output_hidden_states", "output_attentions"):
         if config.return_dict_in_generate and getattr(config, field):
             raise invalid_argument(f"{field} {static}", False, True, remedy)

@@ -20,6 +20,7 @@ from transformers import LogitsProcessor, StaticCache
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
+from hf_domino.decoding import support
 from hf_domino.decoding.static import graphs
 
 pytestmark = pytest.mark.transformers
@@ -307,6 +308,23 @@ def test_moved_weights_are_not_replayed(make_drafter, recorded):
     assert len(recorded) == 3
 
 
+@pytest.mark.parametrize("setting", ["TF32", "attention"])
+def test_graphs_of_other_kernels_are_not_replayed(target, make_drafter, recorded, setting):
+    drafter = make_drafter(target)
+    assert_equal_to_plain(target, drafter)
+    before = torch.backends.cuda.matmul.fp32_precision
+    try:
+        if setting == "TF32":
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+            assert_equal_to_plain(target, drafter)
+        else:
+            with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+                assert_equal_to_plain(target, drafter)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    assert len(recorded) == 2
+
+
 def test_inference_mode_and_after(target, make_drafter, stages):
     drafter = make_drafter(target)
     for mode in (True, False, True):
@@ -433,6 +451,28 @@ def test_refused_calls(tiny_qwen3, tiny_drafter):
     ):
         with pytest.raises(ValueError, match=message):
             tiny_qwen3.generate(PROMPT, assistant_model=tiny_drafter, max_new_tokens=4, **options)
+
+
+@pytest.mark.parametrize("method", ["domino", "dspark", "recycling"])
+def test_autocast_is_refused_by_name_and_caches_grow_by_default(tiny_qwen3, make_drafter, monkeypatch, method):
+    if method == "recycling":
+        drafter = hf_domino.recycling(tiny_qwen3)
+    else:
+        drafter = make_drafter(tiny_qwen3, projector_type=method)
+    assert_equal_to_plain(tiny_qwen3, drafter)
+    with torch.autocast("cpu", torch.bfloat16):
+        with pytest.raises(ValueError, match=r"torch.autocast .*'static' must be off, got torch.bfloat16. Leave"):
+            tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY, **STATIC)
+        hf_domino.attach(tiny_qwen3, drafter)
+        static = tiny_qwen3.generate(PROMPT, **GREEDY, **STATIC)
+        num_plain = hf_domino.attached(tiny_qwen3).num_plain
+        hf_domino.detach(tiny_qwen3)
+        assert torch.equal(static, tiny_qwen3.generate(PROMPT, **GREEDY, **STATIC))
+        assert num_plain == {"torch.autocast with cache_implementation='static'": 1}
+        monkeypatch.setattr(support, "uses_static_by_default", lambda input_ids: True)
+        assert tiny_qwen3.generate(PROMPT, assistant_model=drafter, **GREEDY).shape == static.shape
+        assert "torch.autocast" in drafter.stats.why_growing
+    assert_equal_to_plain(tiny_qwen3, drafter)
 
 
 def test_a_hook_of_an_empty_module_is_seen():

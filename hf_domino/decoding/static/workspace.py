@@ -341,6 +341,7 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
     """Collect what a captured graph depends on, except tensors' contents: addresses, and options of both models."""
     config = drafter.config
     found: list[Any] = [config.to_json_string(use_diff=False), drafter.vocabulary.prepare(TargetModel(target))]
+    found += _kernels()
     for model in (target, drafter):
         found += [model.training, getattr(model.config, "_attn_implementation", None)]
         todo: list[nn.Module] = [model]  # walks once; `modules()` and `parameters()` would walk four times
@@ -355,6 +356,17 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
             if hasattr(part, "merged_adapters"):
                 found.append(repr([getattr(part, name, None) for name in OF_ADAPTERS]))
     return tuple(found)
+
+
+def _kernels() -> list[Hashable]:
+    """Return the settings by which torch chooses the kernels of products and of attention on a GPU."""
+    cuda = torch.backends.cuda
+    attention = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled, cuda.cudnn_sdp_enabled)
+    return [
+        cuda.matmul.fp32_precision,
+        torch.are_deterministic_algorithms_enabled(),
+        *(is_enabled() for is_enabled in attention),
+    ]
 
 
 def _hooks(module: nn.Module) -> list[int]:

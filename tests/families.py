@@ -92,6 +92,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "qwen4_exp_text": QWEN4,
     "reformer": {"axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
+    "zaya": {"layer_types": ["hybrid_sliding", "hybrid"] * 2, "sliding_window": WINDOW},
     "zamba": ZAMBA,
     "zamba2": ZAMBA,
 }

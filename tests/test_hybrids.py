@@ -16,7 +16,7 @@ pytestmark = pytest.mark.transformers
 
 PROMPT = torch.arange(7, 27)[None]
 OPTIONS = {"do_sample": False, "max_new_tokens": 24, "eos_token_id": -1}
-HYBRIDS = "qwen3_5_text", "qwen3_next", "granitemoehybrid", "falcon_h1", "lfm2"
+HYBRIDS = "qwen3_5_text", "qwen3_next", "granitemoehybrid", "falcon_h1", "lfm2", "zaya", "inkling_text"
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -57,7 +57,19 @@ def test_the_cache_can_be_gone_on_with(family, make_drafter):
     assert torch.equal(rest, whole)
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1"])
+@pytest.mark.parametrize("length", [2, 20])
+def test_convolutions_beside_a_window_keep_no_more_than_they_read(length, make_drafter):
+    target = build("inkling_text")
+    prompt, options = PROMPT[:, :length], OPTIONS | {"return_dict_in_generate": True}
+    plain = target.generate(prompt, **options)
+    with oracle(target, prompt, 0.7, plain.sequences):
+        drafted = target.generate(prompt, assistant_model=make_drafter(target), **options)
+    for layer, other in zip(drafted.past_key_values.layers, plain.past_key_values.layers, strict=True):
+        for states, expected in zip(layer.conv_states.values(), other.conv_states.values(), strict=True):
+            assert torch.allclose(states, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["qwen3_5_text", "falcon_h1", "zaya"])
 @pytest.mark.parametrize("layer", [1, 3])
 def test_an_interrupt_while_committed_tokens_run_once_more(family, layer, make_drafter, monkeypatch):
     target, cache = build(family), DynamicCache(config=build(family).config)

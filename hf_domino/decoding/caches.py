@@ -153,6 +153,7 @@ class GrowingCache(TargetCache):
         """Keep the first `length` positions, which are committed."""
         snapshot = self._snapshot
         if self._may_recur:
+            shorten_convolutions(self.cache)
             snapshot = StateSnapshot(self.cache)
         # The length is noted before the crop, so that `end` can complete a crop that is interrupted.
         self._settled = length
@@ -241,6 +242,17 @@ def activate_past_recording(cache: Any) -> None:
     for layer in recurrent_layers(cache):
         if not isinstance(layer, DynamicSlidingWindowLayer):
             layer.record_past = False
+
+
+def shorten_convolutions(cache: Any) -> None:
+    """Keep of each convolution only the inputs that its next output needs, as in plain generation."""
+    for layer in recurrent_layers(cache):
+        if not layer.record_past:  # otherwise its attention records, and its convolutions keep all inputs meanwhile
+            continue
+        for index, states in layer.conv_states.items():
+            if states is not None:
+                excess = states.shape[-1] - layer.conv_kernel_size[index]
+                layer.conv_states[index] = torch.nn.functional.pad(states, (-excess, 0))
 
 
 def end_past_recording(cache: Any) -> None:

@@ -23,6 +23,7 @@ from hf_domino.data.prompts import Asked, bundled_prompts, read_prompts
 from hf_domino.formats.source import CARDS, RECYCLING, card_folders, check_is_target, check_source, has_model
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.targets.compatibility import check_target
+from hf_domino.targets.identity import identify
 from hf_domino.targets.loading import AutoTarget
 
 BUNDLED = "pycoder-13m"
@@ -79,6 +80,14 @@ class Pair:
     def drafter_name(self) -> str:
         """The name of the first drafter, as tables show it."""
         return next(iter(self.drafters))
+
+    @property
+    def models(self) -> dict[str, dict[str, Any]]:
+        """What results record of the models: the known fields of the identity of each, the target's first."""
+        named = {"target": self.target} | {f"drafter {name}": one for name, one in self.drafters.items()}
+        if self.assistant is not None:
+            named["assistant"] = self.assistant
+        return {name: identify(model).known for name, model in named.items()}
 
     @property
     def is_chat(self) -> bool:

@@ -18,11 +18,14 @@ import yaml
 from huggingface_hub import ModelCard
 
 from hf_domino._common.errors import invalid_argument
+from hf_domino.configuration.registry import METHODS
 
 CARD = "README.md"
 SECTION = re.compile(r"<!-- hf_domino:begin ([\w-]+) -->\n?(.*?)<!-- hf_domino:end \1 -->", re.DOTALL)
 MARKER = re.compile(r"<!-- hf_domino:\w+ [\w-]+ -->")
+RESULTS = "results"
 MEASURED_BY = "hf-domino bench"  # our results give this as their data set; results with another data set stay
+OF_AN_ADAPTER = ("peft", "lora")  # tags of its card
 OURS = ("library_name",)  # with another library, the Hub would show a snippet that loads a drafter as a model
 
 
@@ -75,7 +78,8 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
     """Merge a new card into an existing one: the user's text and metadata stay, and our sections are replaced.
 
     New sections are added, and lists in the metadata are merged. `wins` names metadata fields whose new value replaces
-    the old one.
+    the old one. What the existing card says of an earlier drafter goes, even if the new card has nothing in its place:
+    our measured results, and tags that name a method.
     """
     existing = existing.replace("\r\n", "\n")
     if not existing.strip():
@@ -84,16 +88,21 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
     fresh = read_card(new)
     old_data: Any = card.data
     new_data: Any = fresh.data
-    if new_data.eval_results:
-        known = [result for result in old_data.eval_results or () if result.dataset_type != MEASURED_BY]
-        old_data.eval_results = [*known, *(result for result in new_data.eval_results if result not in known)]
+    known = [result for result in old_data.eval_results or () if result.dataset_type != MEASURED_BY]
+    measured = [*known, *(result for result in new_data.eval_results or () if result not in known)]
+    if measured:
         old_data.model_name = old_data.model_name or new_data.model_name
+    elif old_data.eval_results:
+        old_data.model_name = None  # it has no place without results
+    old_data.eval_results = measured or None
     for key, value in new_data.to_dict().items():
         if key == "model-index":
             continue
         old = old_data.get(key)
         if isinstance(value, list) and old:
             olds = old if isinstance(old, list) else [old]
+            if key == "tags":
+                olds = [tag for tag in olds if tag in value or tag not in (*METHODS, *OF_AN_ADAPTER)]
             old_data[key] = list(dict.fromkeys([*olds, *value]))
         elif not old or key in (*OURS, *wins):
             old_data[key] = value
@@ -106,6 +115,9 @@ def merge_card(existing: str, new: str, wins: Collection[str] = ()) -> str:
 
 def _merge_sections(text: str, sections: dict[str, str]) -> str:
     known = read_sections(text)
+    if RESULTS in known and RESULTS not in sections:
+        before = next(found[0] for found in SECTION.finditer(text) if found[1] == RESULTS)
+        text = re.sub(rf"\n*{re.escape(before)}\n*", "\n\n", text)
     after = ""  # a new section goes after the section before it, or to the end if it is the first
     for name, content in sections.items():
         section = mark(name, content)

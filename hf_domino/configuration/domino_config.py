@@ -82,9 +82,10 @@ class DominoConfig(MethodFacts, PreTrainedConfig):
         target_name (`str`, *optional*): Hub or folder name of the target that the drafter was trained for. Training
             sets this field and the next four. They are compared with the target that is used; None means unknown.
         target_revision (`str`, *optional*): Commit of the target on the Hub.
-        target_config_digest (`str`, *optional*): Digest of the target's sizes.
-        target_weights_digest (`str`, *optional*): Digest of a few of the target's weights, equal in every dtype, or why
-            there is none: `"adapted"`, `"quantised"`, `"offloaded"` or `"sharded"`.
+        target_config_digest (`str`, *optional*): Digest of the target's sizes and, behind a `-`, of its other values.
+        target_weights_digest (`str`, *optional*): Digest of the signs of a few of the target's weights and, behind a
+            `-`, the sizes of all, which are nearly equal in every dtype; or why there is none: `"adapted"`,
+            `"quantised"`, `"offloaded"` or `"sharded"`.
         target_dtype (`str`, *optional*): Dtype that the target ran in, such as `"bfloat16"`.
         bos_token_id, eos_token_id, pad_token_id (`int`, *optional*): Token ids of the target.
 

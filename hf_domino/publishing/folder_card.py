@@ -25,6 +25,8 @@ from hf_domino.evaluation.benchmark.summary import summarize
 from hf_domino.evaluation.results import Result, measured, read_results
 from hf_domino.formats.adapters import drafter_config
 from hf_domino.formats.source import ADAPTER_CONFIG, CONFIG, read_object
+from hf_domino.methods import DominoDraftModel
+from hf_domino.targets.identity import TargetIdentity, check_same, identify
 
 ROWS = "results.jsonl"
 
@@ -113,6 +115,7 @@ def card_for(
     head = dict(metadata or {})
     if rows.is_file():
         found = read_results(rows)
+        _check_drafter(found, folder)
         results = results_section(found)
         if measures := eval_results(found):
             head |= {"model_name": name.rpartition("/")[2], "eval_results": measures}
@@ -138,6 +141,17 @@ def card_for(
     if isinstance(data.base_model, str) and not is_hub_name(data.base_model):
         data.base_model = None  # a local folder, which means nothing to others
     return str(merged)
+
+
+def _check_drafter(rows: Sequence[Result], folder: Path) -> None:
+    """Raise an error if results measured another drafter than that of their folder, as far as they record it."""
+    models = next((row["models"] for row in measured(rows) if "models" in row), {})
+    recorded = next((models[name] for name in models if name.startswith("drafter ")), None)
+    if recorded is not None:
+        path = folder / ROWS
+        remedy = f"Measure this one: hf-domino bench --drafter {folder} --results {path} --overwrite."
+        drafter = DominoDraftModel.from_pretrained(folder, local_files_only=True)
+        check_same(TargetIdentity.from_dict(recorded), identify(drafter), str(path), remedy, "the drafter")
 
 
 def missing_from(card: str) -> list[str]:

@@ -16,7 +16,7 @@ from hf_domino.formats.engines import VLLM, unmet
 from hf_domino.formats.fields import AROUND_LAYERS, StoredConfig
 from hf_domino.formats.loading import interpret
 from hf_domino.methods import DominoConfig
-from hf_domino.targets.identity import config_digest
+from hf_domino.targets.identity import config_digest, has_sizes_of
 
 TESTED = ("0.32.0",)
 READ = ("0.33.0",)
@@ -95,7 +95,7 @@ def check_target(config: DominoConfig, target: PreTrainedConfig) -> None:
             raise invalid_argument(f"the target's {name}", f"{expected} (the drafter's {ours})", value, remedy)
     recorded = config.target_config_digest
     found = config_digest(target)
-    if recorded not in (None, found):
+    if recorded is not None and not has_sizes_of(recorded, found):
         raise invalid_argument(
             "the target's config_digest", f"{recorded!r} (the drafter's target_config_digest)", found, remedy
         )

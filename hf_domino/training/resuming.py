@@ -23,7 +23,7 @@ from hf_domino._common.run_record import Run
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.formats.source import CONFIG, read_object
-from hf_domino.targets.identity import TargetIdentity, check_same
+from hf_domino.targets.identity import TargetIdentity, check_same, difference
 from hf_domino.training.arguments import LORA, DominoTrainingArguments
 from hf_domino.training.evidence.record import recorded_arguments
 from hf_domino.training.fields import DrafterArguments
@@ -149,10 +149,10 @@ def check_resumable(
     wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)}
     if run := Run.load(checkpoint):
         saved.update(run.arguments)
-        saved[BASE_DIGEST] = run.base_digest
         wanted |= {name: value for name, value in recorded_arguments(args).items() if name in FIXED_ARGUMENTS}
-        if base is not None:
-            wanted[BASE_DIGEST] = base
+        if None not in (base, run.base_digest):
+            parts = difference("weights_digest", str(run.base_digest), str(base))
+            saved[BASE_DIGEST], wanted[BASE_DIGEST] = parts or (base, base)
     for name, value in wanted.items():
         before = saved.get(name, value)
         if before != value:

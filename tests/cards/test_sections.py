@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub import EvalResult, ModelCard, metadata_load
 
 from hf_domino import DominoConfig
 from hf_domino._common.run_record import Run
@@ -116,6 +116,18 @@ def test_the_users_text_and_keys_stay():
     assert ModelCard(again).data.license == "apache-2.0"
     assert list(read_sections(again)) == ["usage", "serving", "results", "training", "limits", "citation"]
     assert merge_card(again, again) == again
+
+
+def test_a_card_of_another_drafter_says_nothing_of_the_first():
+    measured = EvalResult("text-generation", "hf-domino bench", "prompts", "speed_up", 2.0)
+    metadata = {"tags": ["mine"], "model_name": "drafter", "eval_results": [measured]}
+    first = card(results=RESULTS, metadata=metadata)
+    other = render_card(DominoConfig(projector_type="dflash"), name="me/drafter", target="Qwen/Qwen3-8B")
+    merged = ModelCard(merge_card(first, other))
+    assert merged.data.tags == ["speculative-decoding", "draft-model", "mine", "dflash"]
+    assert merged.data.eval_results is None
+    assert "model_name" not in str(merged.data)
+    assert merged.text == ModelCard(other).text
 
 
 def test_text_between_sections_stays_where_it_is():

@@ -9,6 +9,7 @@ import pytest
 from chats import chat_tokenizer
 from transformers import AutoModelForCausalLM
 
+from hf_domino import DominoDraftModel
 from hf_domino.cli import main as cli
 from hf_domino.cli.exits import FAILED_CHECK
 from hf_domino.decoding import policy
@@ -164,6 +165,43 @@ def test_a_run_that_was_broken_off_goes_on_or_is_replaced(bench, tmp_path):
     path.write_text(path.read_text().replace('"num_rounds":0', '"num_rounds":9'))
     assert [row["num_rounds"] == 9 for row in bench(*GREEDY)[1]] == [True, False] * 2
     assert [row["num_rounds"] == 9 for row in bench(*GREEDY, "--overwrite")[1]] == [False] * 4
+
+
+def test_a_run_goes_on_only_with_the_same_models_whatever_they_are_called(
+    tiny_pair_folder, make_drafter, tmp_path, capsys
+):
+    pair = tmp_path / "pair"
+    shutil.copytree(tiny_pair_folder.parent, pair)
+    results = tmp_path / "rows.jsonl"
+    call = ["bench", "--target", str(pair / "tiny"), "--results", str(results), *FLAGS, *GREEDY, "--num-prompts", "1"]
+    assert cli.main(call) == 0
+    rows = results.read_bytes()
+    capsys.readouterr()
+
+    def refused() -> str:
+        assert cli.main(call) == cli.USER_ERROR
+        assert results.read_bytes() == rows
+        return capsys.readouterr().err
+
+    def change(folder, model_class, model_change):
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        model = model_class.from_pretrained(folder)
+        model_change(model)
+        model.save_pretrained(folder)
+        said = refused()
+        for path, content in before.items():
+            path.write_bytes(content)
+        return said
+
+    domino = pair / "tiny-domino"
+    said = change(domino, DominoDraftModel, lambda drafter: drafter.fc.weight.data.mul_(2))
+    assert "the drafter tiny-domino (Domino)'s weights_digest must be" in said
+    assert "Write to another --results, or give --overwrite." in said
+    said = change(domino, DominoDraftModel, lambda drafter: setattr(drafter.config, "rms_norm_eps", 1e-3))
+    assert "the drafter tiny-domino (Domino)'s config_digest must be" in said
+    said = change(pair / "tiny", AutoModelForCausalLM, lambda target: target.model.norm.weight.data.normal_())
+    assert "the target's weights_digest must be" in said
+    assert cli.main(call) == 0
 
 
 @pytest.mark.parametrize(

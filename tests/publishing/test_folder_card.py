@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import measured
 import pytest
 from huggingface_hub import EvalResult, ModelCard
@@ -13,6 +15,7 @@ from hf_domino.cli import main as cli
 from hf_domino.evaluation.benchmark.report import results_table
 from hf_domino.evaluation.results import read_results, to_lines
 from hf_domino.publishing.folder_card import card_for, results_section
+from hf_domino.targets.identity import identify
 
 ENTRY = {"step": 4, "base_loss": 1.25, "corrected_loss": 0.5, "hours": 0.125}
 
@@ -82,6 +85,20 @@ def test_the_hub_reads_the_results_and_those_of_other_people_stay(folder, card):
         assert (head.model_name, found[0]) == ("mine", (None, 0.5))
         assert found[1:] == [("speed up, greedy", speed / 100), ("acceptance length, greedy", 3.0)]
     assert merge_card(card.read_text(), card.read_text()) == card.read_text()
+
+
+def test_results_of_another_drafter_are_refused(folder, tiny_drafter):
+    """A drafter that was trained again after it was measured, in the same folder."""
+    tiny_drafter.config.target_name = "org/target"
+    tiny_drafter.save_pretrained(folder)
+    models = {"target": {}, "drafter mine (Domino)": identify(tiny_drafter).known, "drafter other (DFlash)": {}}
+    rows = [replace(row, settings={**row.settings, "models": models}) for row in measured.rows()]
+    (folder / "results.jsonl").write_text(to_lines(rows))
+    assert "## Results" in card_for(folder)
+    tiny_drafter.fc.weight.data.mul_(2)
+    tiny_drafter.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"the drafter's weights_digest must be .*hf-domino bench --drafter .*"):
+        card_for(folder)
 
 
 def test_figures_that_are_not_of_the_rows_are_replaced(folder, card):

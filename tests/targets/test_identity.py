@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForImage
 
 import hf_domino
 from hf_domino import DominoConfig, DominoDraftModel
-from hf_domino.targets.identity import TargetIdentity, check_same, identify, recognise
+from hf_domino.targets.identity import TargetIdentity, check_recorded, check_same, identify, recognise
 
 pytestmark = pytest.mark.transformers
 
@@ -73,7 +74,43 @@ def test_no_rounding_changes_the_digest(way, tiny_qwen3):
             weight.data = weight.data.to(getattr(torch, dtype))
     if way[-1].startswith("float8"):
         copied.to(torch.float32)
-    assert identify(copied).weights_digest == identify(tiny_qwen3).weights_digest
+    assert identify(copied).has_weights_of(identify(tiny_qwen3))
+    assert identify(copied).config_digest == identify(tiny_qwen3).config_digest
+
+
+CHANGES = {
+    "another rope_theta": lambda target: target.config.rope_parameters.update(rope_theta=5e5),
+    "another epsilon": lambda target: setattr(target.config, "rms_norm_eps", 1e-2),
+    "another activation": lambda target: setattr(target.config, "hidden_act", "gelu"),
+    "scaled norms": lambda target: [scale(norm.weight, 1.25) for norm in target.modules() if "Norm" in str(type(norm))],
+    "one scaled norm": lambda target: scale(target.model.layers[3].post_attention_layernorm.weight, 1.25),
+    "a doubled matrix": lambda target: scale(target.model.layers[2].mlp.up_proj.weight, 2),
+    "a pair that cancels": lambda target: [
+        scale(target.model.layers[1].mlp.up_proj.weight, 2),
+        scale(target.model.layers[1].mlp.down_proj.weight, 0.5),
+    ],
+    "doubled embeddings": lambda target: scale(target.get_input_embeddings().weight, 2),
+    "negated embeddings": lambda target: scale(target.get_input_embeddings().weight, -1),
+}
+
+
+def scale(weight, factor: float) -> None:
+    weight.data.mul_(factor)
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_what_was_made_with_other_values_is_refused_and_old_records_are_compared_as_they_were(change, tiny_qwen3):
+    """All these targets have the shapes of the first one, and the signs, except for the last."""
+    target = copy.deepcopy(tiny_qwen3)
+    before = identify(target)
+    old = replace(before, config_digest=before.config_digest[:16], weights_digest=before.weights_digest[:16])
+    CHANGES[change](target)
+    after = identify(target)
+    with pytest.raises(ValueError, match=r"the target's (weights|config)_digest must be '\w+' \(.*, got '\w+'. Delete"):
+        check_same(before, after, "states", "Delete it.")
+    if "negated" not in change:
+        check_same(old, after, "states", "Delete it.")
+        assert old.has_weights_of(after)
 
 
 def test_other_weights_have_another_digest(tiny_qwen3):
@@ -83,7 +120,7 @@ def test_other_weights_have_another_digest(tiny_qwen3):
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "llava", "blip-2", "qwen3_5"])
-def test_the_text_of_a_multimodal_target_is_the_same_target(model_type):
+def test_the_text_of_a_multimodal_target_is_the_same_target(model_type, tmp_path):
     """The whole model and the class of its text alone; the tower may be another, or of a dtype that tells nothing."""
     config = tiny_config(CONFIG_MAPPING[model_type], {})
     whole = AutoModelForImageTextToText.from_config(config).eval()
@@ -92,6 +129,9 @@ def test_the_text_of_a_multimodal_target_is_the_same_target(model_type):
     found = identify(text)
     assert identify(whole).weights_digest == found.weights_digest
     assert identify(whole).config_digest == found.config_digest
+    whole.save_pretrained(tmp_path)
+    saved = AutoModelForImageTextToText.from_pretrained(tmp_path, dtype="bfloat16")
+    check_same(found, identify(saved), "text.jsonl", "Delete it.")
     for name, weight in whole.named_parameters():
         if "vision" in name or "visual" in name:
             weight.data = torch.randn_like(weight)
@@ -176,6 +216,17 @@ def test_another_shape_is_warned_about_by_generate_and_by_check(tiny_qwen3, reco
         hf_domino.check_fit(recorded, wider, tiny_tokenizer, prompts=[[4, 5, 6], [7, 8], [9, 10]])
     assert said(wider, recorded) == []
     assert len(said(type(tiny_qwen3)(config).eval(), recorded)) == 1
+
+
+def test_longer_positions_make_no_other_target(tiny_qwen3, recorded):
+    """Only the statistics say so, also for a drafter that is given by its name."""
+    target = named(tiny_qwen3, "house/tiny")
+    target.config.rope_parameters.update(rope_type="linear", factor=2.0)
+    longer = named(type(target)(target.config).eval(), "house/tiny")
+    longer.load_state_dict(tiny_qwen3.state_dict())
+    assert said(longer, recorded) == []
+    assert "config digest" in recorded.stats.target
+    check_recorded(recorded.config, longer)
 
 
 def test_threads_warn_once_together(tiny_qwen3, recorded):

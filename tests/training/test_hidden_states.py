@@ -172,6 +172,25 @@ def test_what_does_not_belong_is_refused(target, make_drafter, greedy_rows, cach
     refuses(r"index\.json must be the index of hidden states", read)
 
 
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda target: target.config.rope_parameters.update(rope_theta=5e5), "config_digest"),
+        (lambda target: target.model.norm.weight.data.mul_(2), "weights_digest"),
+        (lambda target: target.model.layers[3].mlp.gate_proj.weight.data.mul_(2), "weights_digest"),
+        (lambda target: target.get_input_embeddings().weight.data.mul_(2), "weights_digest"),
+    ],
+)
+def test_states_of_a_target_with_other_values_of_equal_signs_are_refused(
+    change, field, target, make_drafter, greedy_rows, cached, tmp_path
+):
+    config = make_drafter(target).config
+    cached(greedy_rows, config)
+    change(target)
+    with pytest.raises(ValueError, match=rf"the target's {field} must be .* Delete .*states"):
+        CachedRows(greedy_rows, tmp_path / "states", target, config)
+
+
 def test_a_full_disk_is_refused_before_any_forward(target, greedy_rows, cached, monkeypatch):
     usage = namedtuple("usage", "free")
     monkeypatch.setattr(writing, "disk_usage", lambda path: usage(1000))

@@ -13,14 +13,16 @@ from hf_domino.evaluation.benchmark.options import BenchOptions
 from hf_domino.evaluation.benchmark.prompts import source
 from hf_domino.evaluation.results import Result, measured, read_results
 from hf_domino.pair import Pair
-from hf_domino.targets.identity import commit_of
+from hf_domino.targets.identity import check_same_models, commit_of
 
 OF_OPTIONS = ("batch_size", "max_new_tokens", "repeats", "lookup_tokens", "tree_size", "dtype", "seed")
 DATED = "date"  # can differ between the results of a run that was resumed
+MODELS = "models"  # compared by weights and configurations, whatever their names are
+REMEDY = "Write to another --results, or give --overwrite."
 
 
 def settings_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> dict[str, Any]:
-    """Return the settings that all results of a run share, such as the commits of models from the Hub."""
+    """Return the settings that all results of a run share, such as the identities of the models."""
     assistant = None
     if options.assistant is not None:
         assistant = Path(options.assistant).name
@@ -36,6 +38,7 @@ def settings_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> di
         **({"columns": list(options.columns)} if options.columns else {}),
         **{name: getattr(options, name) for name in OF_OPTIONS},
         "device": torch.device(options.device).type,
+        "models": pair.models,
     }
 
 
@@ -65,10 +68,11 @@ def finished(
             "temperature": temperature if mode == "sample" else 0.0,
         }
         for name, value in expected.items():
-            if name != DATED and result.get(name) != value:
+            if name not in (DATED, MODELS) and result.get(name) != value:
                 if name == "sources":
                     name = f"sources of {mode} batch {prompt}"
                 there = f"as in {path}, {result.get(name)!r}"
-                raise invalid_argument(name, there, value, "Write to another --results, or give --overwrite.")
+                raise invalid_argument(name, there, value, REMEDY)
+        check_same_models(result.get(MODELS), settings[MODELS], str(path), REMEDY)
         found.setdefault(batch, []).append(result)
     return [result for results in found.values() if len(results) == len(settings["methods"]) for result in results]

@@ -28,6 +28,7 @@ from transformers.trainer_utils import get_last_checkpoint
 from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.results import Result, append_results, read_results
 from hf_domino.pair import Pair, load_pair, read_prompts
+from hf_domino.targets.identity import check_same_models
 from hf_domino.trl import DraftedRollouts
 
 PROMPT_TOKENS = 48
@@ -101,8 +102,12 @@ def train(pair: Pair, name: str, options: argparse.Namespace, folder: Path) -> N
     from trl import __version__ as trl_version
 
     num_written = 0
+    models = pair.models
     if options.rows.exists():
-        num_written = max((row["step"] for row in read_results(options.rows) if row.method == name), default=0)
+        written = [row for row in read_results(options.rows) if row.method == name]
+        for row in written:
+            check_same_models(row.get("models"), models, str(options.rows), "Write to another file (--rows).")
+        num_written = max((row["step"] for row in written), default=0)
     if num_written >= options.steps:
         return
     set_seed(options.seed)
@@ -116,7 +121,7 @@ def train(pair: Pair, name: str, options: argparse.Namespace, folder: Path) -> N
         drafter = copy.deepcopy(pair.drafter)
         drafter.config.draft_length = "full"
         rollouts = TimedRollouts(drafter, **chosen)
-    settings = {"options": chosen, "target": pair.name, "max_new_tokens": options.max_new_tokens}
+    settings = {"options": chosen, "target": pair.name, "models": models, "max_new_tokens": options.max_new_tokens}
     settings |= {"learning_rate": options.learning_rate, "seed": options.seed}
     origin = Result(name, settings, provenance=provenance() | {"trl": trl_version})
     recorder = Recorder(origin, rollouts, options.rows, num_written)

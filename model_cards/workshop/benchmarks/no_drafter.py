@@ -30,6 +30,7 @@ from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.results import Result, to_lines
+from hf_domino.targets.identity import identify
 
 LOOKUP_TOKENS = 10
 WITH_MEMORY = "token recycling with a memory"
@@ -72,6 +73,7 @@ class Measurement:
         self.made = provenance()
         self.max_new_tokens = max_new_tokens
         self.about = {"target": name, "dtype": "float32", "device": "cpu", "mode": "greedy"}
+        self.about["models"] = {"target": identify(target).known}
         self.rows: list[Result] = []
         remembering = hf_domino.recycling(target)
         remembering.memory = hf_domino.LookupMemory()

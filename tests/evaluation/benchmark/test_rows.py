@@ -8,7 +8,12 @@ from hf_domino.evaluation.benchmark.prompts import source
 from hf_domino.evaluation.benchmark.rows import finished
 from hf_domino.evaluation.results import Result, append_results, read_results, to_lines
 
-SETTINGS = {"methods": ["plain", "domino"], "repeats": 3}
+MODELS = {
+    "target": {"name": "t", "config_digest": "c0-d0", "weights_digest": "aa-00ff"},
+    "drafter d (Domino)": {"name": "d", "config_digest": "c1-d1", "weights_digest": "bb-1234"},
+}
+SETTINGS = {"methods": ["plain", "domino"], "repeats": 3, "models": MODELS}
+OF_ANOTHER = MODELS["drafter d (Domino)"]
 PROVENANCE = {"commit": "abc", "date": "2026-01-01"}
 BATCHES = {(mode, index): [{"text": f"text {index}"}] for mode in ("greedy", "sample") for index in range(3)}
 DONE = [("greedy", 0), ("greedy", 1), ("sample", 0)]
@@ -61,6 +66,22 @@ def test_a_batch_broken_off_while_writing_is_measured_again(path):
         ({"settings": {"drafter_commit": "def"}}, "drafter_commit .* None, got 'def'"),
         ({"settings": {"repeats": 1}}, "repeats .* 3, got 1. Write to another --results, or give --overwrite"),
         ({"settings": {"methods": ["plain", "recycling"]}}, "methods must be"),
+        (
+            {"settings": {"models": MODELS | {"drafter d (Domino)": OF_ANOTHER | {"weights_digest": "cc-1234"}}}},
+            r"the drafter d \(Domino\)'s weights_digest must be 'bb' \(that of d, with which .* was made\), got 'cc'",
+        ),
+        (
+            {"settings": {"models": MODELS | {"drafter d (Domino)": OF_ANOTHER | {"config_digest": "c1-d2"}}}},
+            r"the drafter d \(Domino\)'s config_digest must be 'd1'",
+        ),
+        (
+            {"settings": {"models": MODELS | {"target": MODELS["target"] | {"weights_digest": "aa-10ff"}}}},
+            "the target's weights_digest must be '00ff'",
+        ),
+        (
+            {"settings": {"models": {"target": MODELS["target"]}}},
+            r"models must be those with which .*, \['target', 'drafter d \(Domino\)'\], got \['target'\]",
+        ),
         ({"temperature": 1.0}, "temperature .* 0.7, got 1.0"),
         ({"batches": BATCHES | {("greedy", 1): [{"text": "other"}]}}, "sources of greedy batch 1"),
         ({"batches": {key: value for key, value in BATCHES.items() if key[0] == "greedy"}}, "sample batch 0"),

@@ -145,7 +145,7 @@ def card_for(
 
 def _check_drafter(rows: Sequence[Result], folder: Path) -> None:
     """Raise an error if results measured another drafter than that of their folder, as far as they record it."""
-    models = next((row["models"] for row in measured(rows) if "models" in row), {})
+    models: Mapping[str, Any] = next((row["models"] for row in measured(rows) if "models" in row), {})
     recorded = next((models[name] for name in models if name.startswith("drafter ")), None)
     if recorded is not None:
         path = folder / ROWS

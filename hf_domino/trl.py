@@ -17,7 +17,7 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino.configuration.checks import check_range
 from hf_domino.decoding.lookup_memory import LookupMemory, check_memory
-from hf_domino.integration.default_drafter import attached, detach
+from hf_domino.integration.default_drafter import Attached, attached, replace_default
 from hf_domino.integration.patch import attach
 from hf_domino.stats.decoding_stats import DecodingStats
 from hf_domino.targets.compatibility import unwrapped
@@ -33,11 +33,12 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
     Completions and rewards are the same as without the callback; only the training time changes. A policy with dropout
     is an exception: its forwards draw random numbers, and drafting changes how many forwards there are.
 
-    From the first step to the last, the drafter is the policy's default drafter (see [`attach`]). If you want to go on
-    using the policy after training has failed, train inside the `with` block of the callback, which always detaches the
-    drafter.
+    From the first step to the last, the drafter is the policy's default drafter (see [`attach`]), in place of the one
+    that the policy had before. If you want to go on using the policy after training has failed, train inside the `with`
+    block of the callback, which always puts back what the policy had.
 
-    With `update_every`, the drafter follows the policy: it is trained on the newest rollouts, in place and in fp32.
+    With `update_every`, the drafter follows the policy: it is trained on the newest rollouts, in place and in fp32. If
+    you pass a name, this is a drafter that nothing else uses.
     Each checkpoint then has a folder `drafter` with the drafter, its optimizer and these rollouts. If you resume
     training from a checkpoint in `output_dir`, they are restored.
 
@@ -100,7 +101,8 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
             check_memory(memory, "memory")
         self.memory = memory
         self._policy: Any = None
-        self._drafter: Any = None
+        self._default: Attached | None = None
+        self._default_before: Attached | None = None
         self._memory_before: LookupMemory | None = None
         self._follower: Follower | None = None
         self._begin_log()
@@ -112,8 +114,11 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: Any, model: Any = None, **kwargs: Any) -> None:
         """Attach the drafter to the policy, and restore its state if training resumes from a checkpoint."""
+        self.__exit__()  # a training that failed may have left its drafter
+        before = attached(model)
         attach(model, self.drafter)
         self._policy = model
+        self._default_before = before
         if dropouts := _dropouts(unwrapped(model)):
             notice(
                 f"DraftedRollouts: the policy has dropout ({', '.join(dropouts)}), which draws random numbers in each "
@@ -123,7 +128,7 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
             )
         default = attached(model)
         assert default is not None
-        self._drafter = default.drafter
+        self._default = default
         self._memory_before = default.drafter.memory
         if self.memory is True:
             default.drafter.memory = LookupMemory()
@@ -152,7 +157,7 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
 
     def on_train_end(self, args: Any, state: TrainerState, control: Any, **kwargs: Any) -> None:
         """Detach the drafter, and warn if it drafted nothing."""
-        default = attached(self._policy)
+        default = self._default
         if default is not None and not default.num_drafted:
             notice(
                 f"DraftedRollouts drafted nothing (plain calls: {default.num_plain}): rollouts by vLLM or continuous "
@@ -161,10 +166,10 @@ class DraftedRollouts(TrainerCallback, AbstractContextManager):
         self.__exit__()
 
     def __exit__(self, *error: Any) -> None:
-        if self._policy is not None:
-            self._drafter.memory = self._memory_before
-            detach(self._policy)
-        self._policy = self._drafter = self._follower = None
+        if self._default is not None:
+            self._default.drafter.memory = self._memory_before
+            replace_default(self._policy, self._default, self._default_before)
+        self._policy = self._default = self._default_before = self._follower = None
 
     def _count(self, sequences: torch.Tensor, attention_mask: torch.Tensor | None, stats: DecodingStats) -> None:
         """Count a `generate` call of the training for the next log, and keep its sequences to train the drafter on."""

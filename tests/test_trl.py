@@ -12,6 +12,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import hf_domino
+from hf_domino.integration.assisted_call import named
 from hf_domino.training.following import Follower
 from hf_domino.trl import DraftedRollouts
 
@@ -161,6 +162,36 @@ def test_the_policy_has_the_drafter_while_it_is_trained(make_trainer, target):
     with pytest.raises(RuntimeError, match="out of memory"), callback:
         trainer.train()
     assert hf_domino.attached(trainer.model) is None
+
+
+def test_a_policys_own_default_drafter_is_back_after_the_training(make_trainer, target):
+    trainer = make_trainer([DraftedRollouts("recycling")])
+    hf_domino.attach(trainer.model, build_drafter(target))
+    before = hf_domino.attached(trainer.model)
+    trainer.train()
+    assert hf_domino.attached(trainer.model) is before
+    assert not before.num_drafted
+
+    class Chosen(Rollouts):
+        def compute_loss(self, *args, **kwargs):
+            hf_domino.detach(self.model)
+            return super().compute_loss(*args, **kwargs)
+
+    trainer = make_trainer([DraftedRollouts("recycling")], Chosen)
+    hf_domino.attach(trainer.model, build_drafter(target))
+    trainer.train()
+    assert hf_domino.attached(trainer.model) is None, "what is detached meanwhile stays detached"
+
+
+def test_a_drafter_by_name_is_trained_for_the_training_alone(make_trainer, target, tmp_path):
+    """Calls that name it go on with the drafter of the folder, in the dtype of the target."""
+    build_drafter(target).save_pretrained(tmp_path / "drafter")
+    policy = target.to(torch.float64)
+    trainer = make_trainer([DraftedRollouts(str(tmp_path / "drafter"), update_every=1)], policy=policy)
+    trainer.train()
+    used = named(trainer.model, str(tmp_path / "drafter"))
+    assert used.dtype is torch.float64
+    assert same_weights(used, build_drafter(target).double())
 
 
 @pytest.mark.parametrize("given", ["default", "own", "none"])

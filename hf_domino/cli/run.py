@@ -35,7 +35,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--memory",
         metavar="FILE",
-        help="prompt lookup in the texts of earlier calls, which are read from FILE and saved there at the end",
+        help="prompt lookup in the texts of earlier calls, which are read from FILE and saved there at the end; "
+        "share FILE only with people who may know these texts, because the time of a call can reveal what it holds",
     )
     add("--log-calls", action="store_true", help="print the tokens and the speed of each call of generate")
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program to start, with its arguments")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import os
+import shutil
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -132,13 +133,16 @@ class LookupMemory:
 
         Args:
             path (`str` or `Path`): The file, in the format of safetensors. It takes 8 bytes a token, and holds the
-                texts as token ids, readable by anybody.
+                texts as token ids. If it is new, only you can read it; an older one keeps its permissions.
         """
         with self.lock:
             tokens, before = self.ring.stored()
         metadata = {"format": FORMAT, "version": VERSION, "max_tokens": str(self.max_tokens)}
         with atomic_write(Path(path)) as aside:
+            aside.touch(mode=0o600)
             save_file({"tokens": tokens, "before": before}, str(aside), metadata)
+            if os.path.exists(path):
+                shutil.copymode(path, aside)
 
     @classmethod
     def load(cls, path: str | os.PathLike, max_tokens: int | None = None) -> LookupMemory:

@@ -189,7 +189,7 @@ class Generation:
         """Return what `generate` returns. If the caller can use the cache again, keep the drafter's context on it."""
         cache = self.runner.cache
         has_outputs = self.call.config.return_dict_in_generate
-        is_seen_again = self.call.batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", True))
+        is_seen_again = self.call.batch_size == 1 and (has_outputs or getattr(cache, "_is_user_defined", False))
         if is_seen_again and (context := self.session.context()) is not None:
             keep_context(cache, self.generator.assistant_model, context, self._has_gap)
         self.executor.release(self.call.model, self.call.drafter)

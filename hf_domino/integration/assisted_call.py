@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from transformers import GenerationMixin, PreTrainedModel
@@ -21,7 +20,6 @@ from transformers.generation import GenerationMode
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument, invalid_field, may_restart
-from hf_domino._common.forks import Lock
 from hf_domino._common.notices import logger, notice
 from hf_domino.decoding.alignment import unalignable
 from hf_domino.decoding.caches import empty
@@ -34,14 +32,11 @@ from hf_domino.formats.source import RECYCLING, check_is_target, check_source
 from hf_domino.integration.call_checks import check_generation, check_prepared
 from hf_domino.integration.default_drafter import Attached, detach, set_default
 from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.named import drafter_named
 from hf_domino.pair import drafter_called, is_recycling
 from hf_domino.targets.compatibility import check_target, fitting_drafter, unwrapped
 from hf_domino.targets.identity import check_recorded, recognise
 from hf_domino.targets.view import input_device
-
-# The drafters that calls have named, by their place, each with the state of its files and of its target then.
-_named: WeakKeyDictionary[PreTrainedModel, dict[tuple, tuple[tuple, DominoDraftModel]]] = WeakKeyDictionary()
-_naming = Lock()
 
 
 def check_call(
@@ -89,7 +84,7 @@ def default_pair(
         remedy = "Pass the model itself, such as pipeline.model."
         raise invalid_argument("the target", "a model that generates", type(target).__name__, remedy)
     if isinstance(drafter, (str, os.PathLike)):
-        drafter = named(target, drafter)
+        drafter = _loaded(target, drafter)  # not the one that calls name, because its memory and weights may change
     drafter = fitting_drafter(drafter, target, "the default drafter")
     recognise(drafter.config, target)
     if memory is not None:
@@ -210,14 +205,14 @@ def named(target: PreTrainedModel, name: Any, **download: Any) -> DominoDraftMod
         place = os.path.abspath(place)
         files = trace_of_files(Path(place, download.get("subfolder") or ""))
     state = (files, target.dtype, input_device(target))
-    with _naming:  # threads that begin together load it once
-        loaded = _named.setdefault(target, {})
-        key = (place, download.get("revision"), download.get("subfolder"))
-        if key not in loaded or loaded[key][0] != state:
-            loaded.pop(key, None)  # frees its memory before the next one is loaded
-            found = pipeline_drafter(target, name, **download)
-            if found is None:
-                remedy = "Load a model of another kind first. `hf-domino find TARGET` lists drafters."
-                raise invalid_argument("the name of a drafter", "that of a drafter", place, remedy)
-            loaded[key] = (state, found)
-        return loaded[key][1]
+    key = (place, download.get("revision"), download.get("subfolder"))
+    return drafter_named(target, key, state, lambda: _loaded(target, name, **download))
+
+
+def _loaded(target: PreTrainedModel, name: str | os.PathLike, **download: Any) -> DominoDraftModel:
+    """Load the drafter with a folder or Hub name, on the target's device and in its dtype."""
+    found = pipeline_drafter(target, name, **download)
+    if found is None:
+        remedy = "Load a model of another kind first. `hf-domino find TARGET` lists drafters."
+        raise invalid_argument("the name of a drafter", "that of a drafter", os.fspath(name), remedy)
+    return found

@@ -18,6 +18,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import unrewindable
+from hf_domino.decoding.prompt_lookup import DEFAULT_LOOKUP_TOKENS
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.integration.step_checks import check_adapters, check_rope, check_steps, num_given
 from hf_domino.targets.compatibility import check_drafter, check_rows, check_target
@@ -50,7 +51,9 @@ _CHANGES_DISTRIBUTION = (
     "It changes the target's output distribution, which assisted decoding preserves; leave it unset."
 )
 _DRAFTS = "It is the most tokens that a round drafts; leave it unset for as many as the drafter makes."
-_PROMPT_LOOKUP = "A round looks up at most so many tokens; leave it unset for none, or with a memory for 10."
+_PROMPT_LOOKUP = (
+    f"A round looks up at most so many tokens; leave it unset for none, or with a memory for {DEFAULT_LOOKUP_TOKENS}."
+)
 # Numbers. Given as a text, Transformers compares them with a number, or shows them without their quotes:
 # "`temperature` (=0.7) has to be a strictly positive float".
 _NUMBERS = {

@@ -64,6 +64,15 @@ def set_default(target: Any, drafter: DominoDraftModel) -> None:
     _attached[target] = Attached(drafter)
 
 
+def replace_default(target: Any, default: Attached, other: Attached | None) -> None:
+    """Give a target another default drafter, or none, if `default` is still its own."""
+    from hf_domino.targets.compatibility import unwrapped
+
+    target = unwrapped(target)
+    if _attached.get(target) is default:
+        _attached[target] = other
+
+
 def await_target(meet: Callable[[Any], None]) -> None:
     """Pass each model to `meet` at its first call, unless a drafter was attached to it or detached from it before."""
     _on_first_call[:] = [meet]

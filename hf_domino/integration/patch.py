@@ -217,7 +217,8 @@ def attach(target: Any, drafter: DominoDraftModel | str | os.PathLike, memory: L
 
     Args:
         target (`PreTrainedModel`): A causal language model, which PEFT or `torch.compile` may have wrapped.
-        drafter ([`DominoDraftModel`], `str` or `Path`): The drafter, or its folder or Hub name.
+        drafter ([`DominoDraftModel`], `str` or `Path`): The drafter, or its folder or Hub name, from which one is
+            loaded that nothing else uses.
         memory ([`LookupMemory`], *optional*): Sets the `memory` of the drafter: calls then also use prompt lookup, and
             read the texts of earlier calls. By default, the drafter keeps the one that it has, usually none.
 

@@ -64,7 +64,7 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
     _supports_sdpa = True
     supports_gradient_checkpointing = True
     _keys_to_ignore_on_load_unexpected = list(TARGET_TENSORS)
-    memory: Any = None  # a LookupMemory, which is neither saved nor moved with the drafter
+    memory: Any = None  # a LookupMemory, which is neither saved, copied nor moved with the drafter
 
     def __new__(cls, config: Any = None, *args: Any, **kwargs: Any) -> DominoDraftModel:
         """Create an instance of the subclass for the configuration's method."""
@@ -83,6 +83,10 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         if config.draft_vocab_size is not None:
             self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
         self.post_init()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the memory out of copies and pickles, because it holds texts of users."""
+        return {name: value for name, value in vars(self).items() if name != "memory"}
 
     @classmethod
     def shapes(cls, config: DominoConfig) -> dict[str, tuple[int, ...]]:
@@ -171,6 +175,7 @@ class DominoDraftModel(DraftingMethod, PreTrainedModel):
         view = copy.copy(self)
         view.__class__ = METHODS[config.projector_type]
         view.config = config
+        view.memory = self.memory
         return view
 
     def restricted(self, token_ids: Sequence[int] | torch.Tensor) -> DominoDraftModel:

@@ -275,6 +275,18 @@ def test_a_call_without_rounds_leaves_sliding_windows_as_plain_does(make_drafter
     assert torch.equal(text, target.generate(ids, max_new_tokens=9, do_sample=False))
 
 
+def test_a_context_is_only_kept_on_a_cache_that_the_caller_has(tiny_qwen3, tiny_drafter, monkeypatch):
+    kept = []
+    monkeypatch.setattr("hf_domino.decoding.loop.keep_context", lambda *args: kept.append(args[0]))
+    options = OPTIONS | {"max_new_tokens": 4, "assistant_model": tiny_drafter}
+    tiny_qwen3.generate(PROMPT, **options)
+    assert not kept
+    cache = DynamicCache(config=tiny_qwen3.config)
+    tiny_qwen3.generate(PROMPT, **options, **{CACHE: cache})
+    returned = tiny_qwen3.generate(PROMPT, **options, return_dict_in_generate=True)[CACHE]
+    assert [id(each) for each in kept] == [id(cache), id(returned)]
+
+
 def test_saved_caches_do_not_hold_the_drafter(tiny_qwen3, tiny_drafter, tmp_path):
     cache = first_turn(tiny_qwen3, tiny_drafter)[CACHE]
     torch.save(cache, tmp_path / "cache.pt")

@@ -2,7 +2,9 @@
 
 import copy
 import itertools
+import os
 import pickle
+import stat
 import threading
 import tracemalloc
 
@@ -163,6 +165,17 @@ def test_a_saved_memory_finds_the_same(tmp_path):
     before = len(large)
     large.add(texts[-1])  # its beginning is found again
     assert len(large) == before
+
+
+@pytest.mark.skipif(os.name != "posix", reason="this system has other permissions")
+def test_only_its_owner_can_read_a_saved_memory(tmp_path):
+    path = tmp_path / "texts.safetensors"
+    memory = LookupMemory(max_tokens=100)
+    memory.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o640)
+    memory.save(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640, "a file that is shared on purpose stays shared"
 
 
 @pytest.mark.parametrize(

@@ -328,6 +328,23 @@ def test_a_memory_is_attached_with_the_drafter(target, drafter, forward_clock):
     assert len(memory) >= plain.shape[1]
 
 
+def test_a_drafter_that_is_attached_by_name_is_not_that_of_calls(target):
+    """What a user attaches, with a memory of theirs, is nothing that a later call of that name reads or fills."""
+    target.generate(PROMPT, assistant_model="recycling", **OPTIONS)
+    memory = hf_domino.LookupMemory()
+    hf_domino.attach(target, "recycling", memory=memory)
+    target.generate(PROMPT, **OPTIONS)
+    default = hf_domino.attached(target).drafter
+    hf_domino.detach(target)
+    held = len(memory)
+    assert held
+    target.generate(PROMPT + 1, assistant_model="recycling", **OPTIONS)
+    assert len(memory) == held
+    default = weakref.ref(default)
+    gc.collect()
+    assert default() is None, "it goes when it is detached"
+
+
 def test_a_call_may_limit_its_lookups(target, drafter):
     hf_domino.attach(target, drafter, memory=hf_domino.LookupMemory())
     try:

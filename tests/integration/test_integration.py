@@ -406,6 +406,9 @@ def test_drafters_that_were_replaced_leave_memory(make_drafter, tiny_qwen3, tmp_
     gc.collect()
     assert len(loaded) == 3
     assert [reference() is None for reference in loaded] == [True, True, False]
+    hf_domino.release_workspaces()
+    gc.collect()
+    assert [reference() is None for reference in loaded] == [True, True, True]
 
 
 def test_threads_that_begin_together_load_a_named_drafter_once(tiny_qwen3, saved_pair, monkeypatch):
@@ -423,6 +426,26 @@ def test_threads_that_begin_together_load_a_named_drafter_once(tiny_qwen3, saved
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
     assert len(loaded) == 1
+
+
+def test_a_name_that_is_being_loaded_delays_no_other_name(tiny_qwen3, saved_pair, monkeypatch):
+    load, loading, may_go_on = DominoDraftModel.from_pretrained, threading.Event(), threading.Event()
+
+    def wait(*args, **kwargs):
+        loading.set()
+        assert may_go_on.wait(60)
+        return load(*args, **kwargs)
+
+    monkeypatch.setattr(DominoDraftModel, "from_pretrained", wait)
+    target = copy.deepcopy(tiny_qwen3)
+    texts = []
+    thread = threading.Thread(target=lambda: texts.append(greedy(target, assistant_model=str(saved_pair[1]))))
+    thread.start()
+    assert loading.wait(60)
+    texts.append(greedy(target, assistant_model="recycling"))
+    may_go_on.set()
+    thread.join()
+    assert torch.equal(*texts)
 
 
 def test_a_name_of_no_drafter(tiny_qwen3, saved_pair, tmp_path):

@@ -32,6 +32,7 @@ from hf_domino.decoding.static.graphs import StageGraphs
 from hf_domino.decoding.tree import Tree
 from hf_domino.decoding.verification import Verification
 from hf_domino.methods import DominoDraftModel
+from hf_domino.methods.named import release_named
 from hf_domino.targets.packed import release_packed
 from hf_domino.targets.view import TargetModel, has_hooks
 
@@ -323,7 +324,8 @@ def bucket_of(num_rows: int) -> int:
 
 
 def release_workspaces() -> None:
-    """Free what calls left for later ones: packed weights, and with fixed shapes buffers, graphs and compiled stages.
+    """Free what calls left for later ones: packed weights, drafters that were loaded by name, and with fixed shapes
+    buffers, graphs and compiled stages.
 
     Example:
     ```python
@@ -334,6 +336,7 @@ def release_workspaces() -> None:
     """
     with _lock:
         _idle.clear()
+    release_named()
     release_packed()
 
 

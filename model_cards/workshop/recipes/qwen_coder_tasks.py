@@ -22,10 +22,6 @@ from recipes.corpus import SKIPPED_DIRECTORIES, Module
 from recipes.smollm2_tasks import FUNCTION_CHARACTERS, FUNCTION_LINES, Tasks
 
 PHRASES = Path(__file__).with_name("qwen_coder_tasks.yaml")
-EVALUATION = "evaluation"
-# The first parts are a mixture of everything already, so that training can begin before the last one is answered.
-PARTS = (EVALUATION, *map(str, range(16)))
-PROMPTS_OF_A_PART, HELD_OUT_PROMPTS = 256, 64
 EDIT_LINES, NUM_EDITS = range(22, 41), 24
 EDITS = (
     "Add type hints to this code. Return the whole code.",
@@ -56,27 +52,6 @@ MISTAKES = (
     (" == ", " = "), ("return ", ""), (":\n", "\n"), ("not ", ""), (" + 1", ""), ("[0]", "[1]"), (" < ", " > "),
     ("self.", ""), ("len(", "("), (" is None", " == 0"), ("True", "False"), (" and ", " or "),
 )  # fmt: skip
-
-
-def write_prompts(folder: Path) -> dict[str, Path]:
-    """Write the prompts of every part, `messages` each, unless they are there; no prompt comes twice.
-
-    The functions in the prompts of the evaluation are from modules that are held out of all others.
-    """
-    paths = {part: folder / f"prompts-{part}.jsonl" for part in PARTS}
-    if not all(path.exists() for path in paths.values()):
-        seen: set[str] = set()
-        for part, path in paths.items():
-            is_evaluation = part == EVALUATION
-            tasks = CodeTasks(random.Random(f"qwen-coder-{part}"), functions(is_evaluation))
-            chats: list[str] = []
-            while len(chats) < (HELD_OUT_PROMPTS if is_evaluation else PROMPTS_OF_A_PART):
-                messages = tasks.messages()
-                if messages[0]["content"] not in seen:
-                    seen.add(messages[0]["content"])
-                    chats.append(json.dumps({"messages": messages}, ensure_ascii=False) + "\n")
-            write_atomic(path, "".join(chats))
-    return paths
 
 
 def write_edits(path: Path) -> Path:

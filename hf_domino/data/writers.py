@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Cache, PreTrainedModel, StaticCache
+from transformers import Cache, LogitsProcessor, PreTrainedModel, StaticCache, TopPLogitsWarper
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
@@ -106,8 +106,11 @@ class TargetWriter:
             "input_ids": pad_sequence(prompts, True, pad_token_id, padding_side="left"),
             "attention_mask": pad_sequence(masks, True, padding_side="left"),
         }
+        draws = sampling.temperature > 0 and inputs["input_ids"].device.type == "cpu"
         arguments: dict[str, Any] = {**ONE_TEXT, "do_sample": sampling.temperature > 0, "pad_token_id": pad_token_id}
-        if sampling.temperature > 0:
+        if draws:
+            arguments |= {"do_sample": False, "logits_processor": [DrawnToken(sampling.temperature, sampling.top_p)]}
+        elif sampling.temperature > 0:
             arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
             if getattr(config, "min_p", None) is not None:  # only then, because it costs a pass over the logits
                 arguments["min_p"] = 0.0
@@ -137,6 +140,33 @@ class TargetWriter:
                     inputs[CACHE] = cache
             sequences = [sequences[place] for place in stay]
         return [cut_at_end(ids, ends) for ids in texts]
+
+
+class DrawnToken(LogitsProcessor):
+    """Draws the next token of each sequence, and leaves greedy decoding no other.
+
+    `torch.multinomial` makes a random number for every token of the vocabulary. On a CPU, that took two thirds as long
+    as the rest of a step with 64 sequences and 151,936 tokens; one number for each sequence takes a tenth of that.
+
+    Args:
+        temperature (`float`): Above 0.
+        top_p (`float`, *optional*, defaults to 1.0): Share of the distribution that is drawn from.
+    """
+
+    def __init__(self, temperature: float, top_p: float = 1.0):
+        self.temperature = temperature
+        self.truncate = TopPLogitsWarper(top_p) if top_p < 1 else None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return scores `[B, V]` that are 0 for the drawn tokens and -inf for all others."""
+        scores = scores / self.temperature
+        if self.truncate is not None:
+            scores = self.truncate(input_ids, scores)
+        sums = scores.softmax(dim=-1).cumsum(dim=-1)
+        # Above 0 and at most the sum of all, so that it falls on a token with a probability.
+        places = (1 - torch.rand(len(sums), 1)) * sums[:, -1:]
+        drawn = torch.searchsorted(sums, places)
+        return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
 
 
 def _has_read(cache: Any, num_tokens: int) -> bool:

@@ -9,7 +9,7 @@ from families import build
 from test_hybrids import HYBRIDS
 
 from hf_domino.configuration.from_target import eos_ids_of
-from hf_domino.data.writers import Sampling, TargetWriter, cut_at_end
+from hf_domino.data.writers import DrawnToken, Sampling, TargetWriter, cut_at_end
 
 pytestmark = pytest.mark.transformers
 
@@ -55,6 +55,18 @@ def test_a_seed_stands_for_a_text_whatever_truncation_the_target_asks_for(target
     assert writer.write(PROMPTS, sampling, seed=1) == first
     greedy = writer.write(PROMPTS, Sampling(16, 0.0, ends=ENDS), seed=1)
     assert writer.write(PROMPTS, Sampling(16, 1.0, top_p=1e-9, ends=ENDS), seed=1) == greedy != first
+
+
+@pytest.mark.parametrize(
+    ("top_p", "expected"), [(1.0, [0.0, 0.5, 0.3, 0.2, 0.0]), (0.6, [0.0, 0.625, 0.375, 0.0, 0.0])]
+)
+def test_tokens_are_drawn_as_often_as_the_target_says(top_p, expected):
+    torch.manual_seed(0)
+    scores = torch.tensor([0.0, 0.5, 0.3, 0.2, 0.0]).log() * 0.7
+    left = DrawnToken(0.7, top_p)(torch.zeros(20_000, 0, dtype=torch.int64), scores.expand(20_000, -1)).softmax(dim=-1)
+    assert left.max(dim=-1).values.eq(1).all()
+    torch.testing.assert_close(left.mean(dim=0), torch.tensor(expected), rtol=0, atol=0.02)
+    assert left.mean(dim=0)[[0, 4]].eq(0).all()
 
 
 def test_a_least_length_counts_from_the_start_of_a_text(target):

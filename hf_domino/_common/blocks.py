@@ -28,7 +28,7 @@ class _Block(Generic[T]):
 
 
 class Setting(Generic[T]):
-    """A value that a `with` block sets for the calling thread or task, until the block ends.
+    """A value that a `with` block sets for the calling thread or task, and for tasks that it starts, until it ends.
 
     Args:
         name (`str`): A name for debugging.

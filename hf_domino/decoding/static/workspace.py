@@ -312,7 +312,7 @@ def capacity_for(num_positions: int, device: torch.device) -> int:
 
 def free_memory(device: torch.device) -> None:
     """Free what idle workspaces hold, and what torch keeps of a GPU's memory for later."""
-    release_workspaces()
+    _release_buffers()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -334,9 +334,13 @@ def release_workspaces() -> None:
 
     ```
     """
+    _release_buffers()
+    release_named()
+
+
+def _release_buffers() -> None:
     with _lock:
         _idle.clear()
-    release_named()
     release_packed()
 
 

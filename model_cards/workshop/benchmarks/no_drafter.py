@@ -5,8 +5,9 @@
 FILE is Spec-Bench's `question.jsonl` (github.com/hemingkx/Spec-Bench). Its six tasks take turns, so that the
 second half of the questions is asked when each memory has read the first half of every task (`half` of a row: cold,
 warm). Then comes a conversation of ten turns, whose prompts repeat all that was said. Every prompt is answered greedily
-by each method in turn; those of hf_domino keep their drafter, table and memory from one prompt to the next. A row is
-one answer of one method, in float32. All rows are written when an answer is done.
+by each method, another one first each time, after plain generation of one token, because a prompt of a new length takes
+longer. Methods of hf_domino keep their drafter, table and memory from one prompt to the next. A row is one answer of
+one method, in float32. All rows are written when an answer is done.
 """
 
 from __future__ import annotations
@@ -105,16 +106,14 @@ class Measurement:
             "prompt": prompt,
             "prompt_tokens": length,
         }
-        plain = torch.empty(0)
+        for name in (BASELINE, PACKED):
+            self._generate(name, inputs, 1)
+        names = list(self.methods)
+        first = prompt % len(names)
+        timed = {name: self._generate(name, inputs, self.max_new_tokens) for name in names[first:] + names[:first]}
+        plain, _ = timed[BASELINE]
         for name, arguments in self.methods.items():
-            with hf_domino.packed_linears(self.target) if name == PACKED else nullcontext():
-                start = time.perf_counter()
-                output = self.target.generate(
-                    **inputs, **arguments, do_sample=False, max_new_tokens=self.max_new_tokens
-                )
-                seconds = time.perf_counter() - start
-            if name == BASELINE:
-                plain = output
+            output, seconds = timed[name]
             new = output.shape[1] - length
             figures = {"new_tokens": new, "seconds": seconds, "tokens_per_second": new / seconds}
             figures |= {"equals_plain": torch.equal(output, plain)}
@@ -122,6 +121,14 @@ class Measurement:
                 figures["tokens_per_forward"] = drafter.stats.tokens_per_forward
             self.rows.append(Result(name, settings, figures, self.made))
         return self.tokenizer.decode(plain[0, length:], skip_special_tokens=True)
+
+    def _generate(self, name: str, inputs: Any, max_new_tokens: int) -> tuple[torch.Tensor, float]:
+        """The text of a method with its prompt, and the seconds that it took."""
+        how = self.methods[name] | {"do_sample": False, "max_new_tokens": max_new_tokens}
+        with hf_domino.packed_linears(self.target) if name == PACKED else nullcontext():
+            start = time.perf_counter()
+            output = self.target.generate(**inputs, **how)
+            return output, time.perf_counter() - start
 
 
 def prompts(path: Path, per_task: int) -> Iterator[tuple[str, str, str]]:

@@ -76,11 +76,12 @@ def methods_of(pair: Pair) -> dict[str, dict[str, Any]]:
 
 
 def measure(pair: Pair, methods: dict[str, dict[str, Any]], options: argparse.Namespace) -> None:
-    """Time all methods on prompt after prompt, and append a row of each to `options.results`."""
+    """Time all methods on prompt after prompt, and write a row of each to `options.results`, replacing its old ones."""
     prompts = prompts_for(pair, options.prompts)[0][: options.num_prompts]
     prompts.sort(key=lambda prompt: -len(encode_prompt(prompt, pair.tokenizer)))
     size = options.batch_size
     encoded = [inputs_of(pair, prompts[start : start + size]) for start in range(0, len(prompts), size)]
+    options.results.write_text("")  # what was there before stays until models and prompts have been read
     fields = ("max_new_tokens", "dtype", "seed", "batch_size")
     settings = {name: getattr(options, name) for name in fields} | {"target": pair.name, "drafter": pair.drafter_name}
     settings["models"] = pair.models
@@ -229,7 +230,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check_writable(options.results.parent, "the folder of --results")
     dtype = dtype_of(options.dtype)
     pair = load_pair(options.target, options.drafter, dtype=dtype, device=options.device)
-    options.results.write_text("")
     methods = {name: how for name, how in methods_of(pair).items() if name not in options.without}
     measure(pair, methods, options)
     print(table(read_results(options.results)))

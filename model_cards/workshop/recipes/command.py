@@ -40,7 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--execute",
         action="store_true",
-        help="qwen-coder: run the code that it writes for HumanEval's problems, to count which answers pass",
+        help="qwen-coder: run the code that it writes for HumanEval's problems, to count which answers pass. The "
+        "code has no network if this system has namespaces (unshare), but it can read and delete your files",
     )
 
 

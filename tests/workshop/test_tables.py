@@ -17,6 +17,7 @@ from hf_domino.evaluation.benchmark.summary import speed_ratio, summarize
 from hf_domino.evaluation.results import Result, read_results, to_lines
 
 ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ROWS = [replace(row, method="domino_adaptive") if row.method == "domino" else row for row in measured.rows()]
 
 
@@ -34,10 +35,31 @@ def test_a_line_is_what_the_rows_give(tmp_path):
     )
     text = filled(page)
     greedy, sampled = (speed_ratio(ROWS, "domino_adaptive", "plain", mode) for mode in ("greedy", "sample"))
-    assert f"tiny in float32 is **{greedy[0]:.1f} times as fast** on own prompts (Domino), on average." in text
+    said = f"On average, tiny in float32 on 2 threads of a CPU is **{greedy[0]:.1f} times as fast** on own prompts"
+    assert f"{said} (Domino)." in text
     cells = (f"{mean:.2f} x ({low:.2f} to {high:.2f})" for mean, low, high in (greedy, sampled))
     assert f"| **Domino** | {' | '.join(cells)} |" in text
-    assert "| tiny in float32 | own prompts, greedy |" in text
+    assert "| tiny in float32, 2 threads of a CPU | own prompts, greedy |" in text
+
+
+@pytest.mark.parametrize("name", ["gain", "methods"])
+def test_each_processor_and_dtype_has_a_table_and_the_dtype_of_files_is_the_first(name, tmp_path):
+    target = "qwen2.5-coder-0.5b-instruct"
+    settings = [("float32", "Intel(R) Xeon(R) Processor"), ("bfloat16", "AMD EPYC 7B13 64-Core Processor")]
+    for dtype, hardware in settings:
+        about = {"target": target, "dtype": dtype}
+        rows = [
+            replace(row, settings={**row.settings, **about}, provenance={**row.provenance, "hardware": hardware})
+            for row in ROWS
+        ]
+        (tmp_path / f"{dtype}.jsonl").write_text(to_lines(rows))
+    said = tables.RENDERED[name](tmp_path, ["float32.jsonl", "bfloat16.jsonl"])
+    heads = [line.split(" | ")[0] for line in said.splitlines() if line.startswith(f"| {target}")]
+    assert heads == [
+        f"| {target} in bfloat16, 2 threads of AMD EPYC 7B13",
+        f"| {target} in float32, 2 threads of Intel Xeon",
+    ]
+    assert said.count(f"The weights of {target} were de-quantised from the official Q4_K_M file.") == 2
 
 
 def test_what_a_recipe_took_is_the_sum_of_its_runs(tmp_path):
@@ -107,7 +129,7 @@ def test_trainings_of_a_drafter_are_shown_at_their_best_rate(tmp_path):
 
 @pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")
 @pytest.mark.parametrize(
-    "name", ["README.md", "docs/gpu.md", "docs/results.md", "docs/methods.md", "docs/beyond-one-machine.md"]
+    "name", [path.relative_to(ROOT).as_posix() for path in PAGES if tables.MARKERS.search(path.read_text())]
 )
 def test_the_pages_say_what_the_rows_do(name, tmp_path):
     (tmp_path / "docs").mkdir()
@@ -115,7 +137,6 @@ def test_the_pages_say_what_the_rows_do(name, tmp_path):
         (tmp_path / folder).symlink_to(ROOT / folder)
     page = tmp_path / name
     page.write_text((ROOT / name).read_text())
-    assert tables.MARKERS.search(page.read_text())
     assert filled(page) == (ROOT / name).read_text()
 
 

@@ -56,12 +56,22 @@ def plain_label(method: str) -> str:
     return re.sub("[*`]", "", label(method))
 
 
+def place_of(row: Result) -> str:
+    """Return what computed a result: a GPU, or a processor and the number of threads on it."""
+    name = " ".join(re.sub(r"\((?:R|TM)\)|\b(?:Processor|\d+-Core)\b|(?:CPU )?@.*", " ", row["hardware"]).split())
+    if row.get("device", "cpu") != "cpu" or name.startswith("NVIDIA"):
+        return name
+    return f"{_count(row['threads'], 'thread')} of {name}"
+
+
 def results_table(rows: Sequence[Result]) -> str:
     """Render the published table as Markdown, with a caption that says where and how it was measured."""
-    return f"{speeds_table(rows, modes_of(rows))}\n{caption(rows)}\n"
+    first = measured(rows)[0]
+    table = speeds_table(rows, modes_of(rows), f"{first['dtype']}, {place_of(first)}")
+    return f"{table}\n{caption(rows)}\n"
 
 
-def speeds_table(rows: Sequence[Result], modes: Mapping[str, str]) -> str:
+def speeds_table(rows: Sequence[Result], modes: Mapping[str, str], corner: str = "") -> str:
     """Render tokens per second, speed-up and acceptance length of every method in these modes as Markdown."""
     asked = [column for column in COLUMNS if any(column in row for row in rows)]
     columns = ["tokens/s", "speed-up", "acceptance length", *(COLUMNS[column] for column in asked)]
@@ -74,7 +84,7 @@ def speeds_table(rows: Sequence[Result], modes: Mapping[str, str]) -> str:
             cells += [speed, number(one.speed_up, " x"), acceptance_of(one)]
             cells += [number(getattr(one, column), scale=SCALES[column]) for column in asked]
         body.append(cells)
-    return markdown_table(heads, body)
+    return markdown_table(heads, body, corner)
 
 
 def acceptance_of(summary: Summary) -> str:
@@ -122,7 +132,9 @@ def conclusion(rows: Sequence[Result]) -> str:
         note = why_busy(statistics.median(loads)) or note
     num_forwards = sum(row["num_rounds"] for row in rows_of(rows, best, "greedy"))
     way_out = WAY_OUT if best in trained else STOP
-    return verdict(speed_ups[best], plain_label(best), counted, way_out, note, num_forwards)
+    first = measured(rows)[0]
+    who = f"{plain_label(best)} in {first['dtype']} on {place_of(first)}"
+    return verdict(speed_ups[best], who, counted, way_out, note, num_forwards)
 
 
 def number(value: float | None, unit: str = "", scale: float = 1.0) -> str:
@@ -153,13 +165,11 @@ def caption(rows: Sequence[Result]) -> str:
     if written != first["max_new_tokens"]:
         tokens = f"up to {tokens} (plain, greedy: {written:.0f} on average)"
     commit = re.sub("^([0-9a-f]{7}).*", r"\1", first["commit"])
-    place = first["hardware"]
-    if first["device"] == "cpu":
-        place = f"{_count(first['threads'], 'thread')} of {place}"
     return (
         f"{first['target']}, {prompts} x {tokens}, batch {first['batch_size']}, "
-        f"{first['dtype']}, {place}. All methods ran in turn in one process. Speeds are medians over "
-        f"{_count(first['repeats'], 'run')} per prompt, then over prompts, with quartiles; speed-ups are over plain. "
+        f"{first['dtype']}, {place_of(first)}. All methods ran in turn in one process. Speeds are medians over "
+        f"{_count(first['repeats'], 'run')} per prompt, then over prompts, with quartiles. A speed-up is "
+        "the geometric mean over prompts of the speed over plain's. "
         f"{_equality(rows)}{_notes(rows)} "
         f"torch {first['torch']}, transformers {first['transformers']}, commit {commit}, "
         f"seed {first['seed']}, {first['date']}."

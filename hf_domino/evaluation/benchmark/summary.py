@@ -21,7 +21,7 @@ class Summary:
 
     tokens_per_second: float  # median over prompts
     quartiles: tuple[float, float]  # tokens per second over all prompts and repeats
-    speed_up: float  # over plain generation
+    speed_up: float  # over plain generation: the geometric mean over prompts
     acceptance_length: float | None  # mean over all rounds that drafted
     tokens_per_forward: float | None  # mean over all rounds, including prompt lookup and plain decode steps
     acceptance_rate_at: list[float]  # share of the drafted rounds that accepted proposal k
@@ -35,18 +35,17 @@ class Summary:
 
 def summarize(rows: Sequence[Result], method: str, mode: str) -> Summary:
     """Summarize one method in one mode."""
-    chosen, plain = (rows_of(rows, name, mode) for name in (method, BASELINE))
-    if not chosen or not plain:
+    chosen = rows_of(rows, method, mode)
+    if not chosen or not rows_of(rows, BASELINE, mode):
         raise ValueError(f"no rows with method={method!r} and mode={mode!r}: measure them with `hf-domino bench`.")
-    speed, base = (statistics.median(row["tokens_per_second"] for row in found) for found in (chosen, plain))
     speeds = [row["new_tokens"] / seconds for row in chosen for seconds in row["seconds_each"]]
     if len(speeds) == 1:  # `quantiles` needs two
         speeds *= 2
     first, _, third = statistics.quantiles(speeds, n=4, method="inclusive")
     return Summary(
-        tokens_per_second=speed,
+        tokens_per_second=statistics.median(row["tokens_per_second"] for row in chosen),
         quartiles=(first, third),
-        speed_up=speed / base,
+        speed_up=statistics.geometric_mean(speed_ups_of(rows, method, BASELINE, mode)),
         acceptance_length=_means(chosen, "acceptance_length", "num_drafted").get(0),
         tokens_per_forward=_means(chosen, "tokens_per_forward", "num_rounds").get(0),
         acceptance_rate_at=list(_means(chosen, "acceptance_rate_at", "num_drafted").values()),

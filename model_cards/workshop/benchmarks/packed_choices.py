@@ -70,10 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             choices = [(logits.softmax(-1) / noise).argmax(-1) for logits in (own, packed)]
             changed["sampled"] += int((choices[0] != choices[1]).sum())
     about = {"target": options.target.name, "dtype": "float32", "seed": options.seed}
-    about |= {
-        "prompt_tokens": options.length // 2,
-        "num_tokens": options.texts * (options.length - options.length // 2),
-    }
+    prompt = options.length // 2
+    about |= {"prompt_tokens": prompt, "num_tokens": options.texts * (options.length - prompt)}
     made = provenance()
     rows = [Result("packed", about | {"width": width}, changed, made) for width, changed in counts.items()]
     append_results(options.rows, rows)

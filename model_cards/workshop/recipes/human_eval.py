@@ -94,8 +94,8 @@ def passes(problem: Mapping[str, Any], answer: str) -> bool:
     with tempfile.TemporaryDirectory() as folder:
         try:
             done = subprocess.run(
-                [*_isolated(), sys.executable, "-I", "-c", whole], cwd=folder, env={}, stdin=subprocess.DEVNULL, capture_output=True,
-                timeout=2 * SECONDS,
+                [*_isolated(), sys.executable, "-I", "-c", whole], cwd=folder, env={}, stdin=subprocess.DEVNULL,
+                capture_output=True, timeout=2 * SECONDS,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return False

@@ -25,17 +25,22 @@ ROWS = [row("plain", prompt, [speed]) for prompt, speed in enumerate([90, 100, 1
 ROWS += [row("domino", prompt, [speed], lengths) for prompt, (speed, lengths) in enumerate(MEASURED)]
 
 ALL = measured.rows()
+PLACE = " in float32 on 2 threads of a CPU"  # which every conclusion names
 
 
 def test_summaries_take_medians_over_prompts_and_means_over_rounds():
     summary = summarize(ROWS, "domino", "greedy")
-    assert (summary.tokens_per_second, summary.speed_up) == (200, 2.0)
+    assert summary.tokens_per_second == 200
+    assert summary.speed_up == pytest.approx(
+        (190 / 90 * 200 / 100 * 900 / 140) ** (1 / 3)
+    )  # as README's tables have it
     assert summary.acceptance_length == pytest.approx((2 + 4 + 6 + 8 + 3) / 5)
     assert (summary.num_equal, summary.num_prompts) == (3, 3)
     summary = summarize(measured.rows(), "domino", "sample")
-    assert summary.speed_up == 2.0
+    assert summary.speed_up == pytest.approx(2.0)
     assert summary.quartiles == pytest.approx((185, 245))  # of 180 180 200 200 260 260
     assert summary.acceptance_rate_at == pytest.approx([1, 2 / 3, 1 / 3])
+    assert summary.acceptance_length == pytest.approx(1 + sum(summary.acceptance_rate_at))  # docs/beyond-one-machine.md
     assert summary.ms_per_round == pytest.approx(measured.PHASES_MS)
 
 
@@ -75,7 +80,7 @@ def test_single_steps_are_told_from_drafted_rounds():
         ),
         (
             {"domino_adaptive": [96, 50], "domino_lookup": [150, 99]},
-            "Faster than plain: 1.25 x with Domino with prompt lookup, slower than plain in 1 of 2 prompts, and 0.73 x "
+            "Faster than plain: 1.22 x with Domino with prompt lookup, slower than plain in 1 of 2 prompts, and 0.69 x "
             "without prompt lookup.",
         ),
         (
@@ -109,7 +114,8 @@ def test_single_steps_are_told_from_drafted_rounds():
 def test_a_benchmark_ends_with_what_came_of_it(speeds, sentence):
     speeds = {"plain": [100, 100]} | speeds
     rows = [row(method, at, [one], [2] * 16) for method in speeds for at, one in enumerate(speeds[method])]
-    assert conclusion(rows) == sentence
+    assert conclusion(rows).replace(PLACE, "") == sentence
+    assert (PLACE in conclusion(rows)) == bool(sentence)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +133,8 @@ def test_a_benchmark_ends_with_what_came_of_it(speeds, sentence):
 def test_a_drafter_is_not_blamed_for_what_the_machine_does(lengths, load, sentence):
     speeds = {"plain": 100, "domino_adaptive": 80}
     rows = [row(name, at, [speed], lengths) | {"load": load} for name, speed in speeds.items() for at in range(2)]
-    assert conclusion(rows) == sentence
+    assert conclusion(rows).replace(PLACE, "") == sentence
+    assert PLACE in conclusion(rows)
 
 
 def test_table_shows_differences_honestly_and_misses_no_rows():

@@ -29,7 +29,7 @@ def test_all_runs_write_the_same_completions(tmp_path, monkeypatch):
 
 
 def test_a_table_compares_early_and_late_steps(tmp_path):
-    provenance = {"hardware": "a CPU", "commit": "0123456789", "date": "2026-11-27", "trl": "1"}
+    provenance = {"hardware": "a CPU", "threads": 1, "commit": "0123456789", "date": "2026-11-27", "trl": "1"}
     rows = [
         Result(
             run,
@@ -50,7 +50,7 @@ def test_a_table_compares_early_and_late_steps(tmp_path):
 
 
 def test_a_table_of_few_steps_compares_the_first_with_the_last(tmp_path):
-    provenance = {"hardware": "a CPU", "commit": "0123456789", "date": "2026-11-27", "trl": "1"}
+    provenance = {"hardware": "a CPU", "threads": 1, "commit": "0123456789", "date": "2026-11-27", "trl": "1"}
     figures = {"rollout/tokens_per_forward": 2.0, "cpu_seconds": 3.0, "update_cpu_seconds": 0.0}
     settings = {"target": "tiny", "seed": 0}
     rows = [Result("frozen", settings | {"step": step}, figures | {"reward": step}, provenance) for step in (1, 2, 3)]

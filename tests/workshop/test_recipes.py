@@ -16,6 +16,7 @@ import sys
 import uuid
 import zipfile
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import pytest
 import torch
 import yaml
 from chats import chat_tokenizer, write_lines
+from datasets import load_dataset
 from safetensors.torch import load_file
 
 import commands
@@ -246,8 +248,10 @@ def test_qwen_coders_stages_run_commands_of_ours(problem_wheel, make_drafter, ti
     assert kept_out.overlap("from typing import List def total(a: List[int]) -> int: Return the total. return sum(a)")
     assert kept_out.overlap(f"Why 3? {WORDS} and so on")
     assert [one.batch_size for one in asked] == [32, 64, 12, 32, 64, 64]
-    rows = [row for _, row in read_records(work / "text" / "train-0.parquet")]
-    assert [list(row["input_ids"]) for row in rows] == [[5, 6, 7]] * 2
+    rows = list(
+        load_dataset(str(work / "text"), data_files="train*.parquet", split="train")
+    )  # all have the same columns
+    assert [row["input_ids"] for row in rows] == [[5, 6, 7]] * 6
     assert "messages" in next(read_records(work / "text" / "evaluation.parquet"))[1]
     measured = {parse(words).results.stem: parse(words) for words in called[7:]}
     assert all(set(one.methods) <= set(MEASURABLE) for one in measured.values())
@@ -256,6 +260,14 @@ def test_qwen_coders_stages_run_commands_of_ours(problem_wheel, make_drafter, ti
     benched = read_prompts(measured["results-spec-bench"].prompts)
     assert Counter(prompt["module"] for prompt in benched) == {"spec-bench/a": 12, "spec-bench/b": 12}
     assert not passed  # code is run on request only
+    later = replace(made, work=work / "later", text=work / "text", earlier=made.drafter)
+    later.target.mkdir(parents=True)
+    shutil.copy(made.target / "config.json", later.target)
+    monkeypatch.setattr(qwen_coder, "DRAFTED_TOKENS", 6)
+    later.run("train")
+    assert f"--drafter={later.work / 'start'}" in called.pop()
+    tokens = load_file(later.work / "start" / "model.safetensors")["d2t"] + torch.arange(6)
+    assert tokens.tolist() == [0, 1, 2, 3, 6, 7]  # the text has 6 and 7, then the first ones count
     made.run("train")
     assert len(called) == 10  # not again
     with pytest.raises(ValueError, match=r"--text must be a folder with train\*.parquet and evaluation.parquet"):
@@ -385,7 +397,9 @@ def test_a_drafters_card_has_the_training_of_its_run(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "path", [RECIPE, smollm2.RECIPE, smollm2.GOING_ON, gemma3.RECIPE, qwen_coder.RECIPE], ids=lambda path: path.stem
+    "path",
+    [RECIPE, smollm2.RECIPE, smollm2.GOING_ON, gemma3.RECIPE, qwen_coder.RECIPE, qwen_coder.GOING_ON],
+    ids=lambda path: path.stem,
 )
 def test_every_training_of_ours_has_fields_that_there_are(path, tmp_path):
     parse_options(parse(["train", str(path), f"--output-dir={tmp_path}", "--use-cpu", "true"]))

@@ -35,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--stage", choices=STAGES, help="make this stage of a drafter's recipe only, and those before it (default: all)"
     )
     add("--text", type=Path, help="smollm2, qwen-coder: folder with train and evaluation text that it wrote before")
+    add("--drafter", type=Path, help="qwen-coder: folder of a drafter to train further, instead of a new one")
     add("--target", help="qwen-coder: folder or Hub name of the original target (default: as packages hold it)")
     add("--questions", type=Path, help="qwen-coder: file with Spec-Bench's questions, to measure on these, too")
     add(
@@ -65,9 +66,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.name == "qwen-coder":
         from recipes.qwen_coder import QwenCoderRecipe
 
-        QwenCoderRecipe(work, options.processes, options.target, options.text, options.questions, options.execute).run(
-            options.stage
-        )
+        given = (options.target, options.text, options.questions, options.execute, options.drafter)
+        QwenCoderRecipe(work, options.processes, *given).run(options.stage)
     else:
         from recipes.smollm2 import SmolLM2Recipe
 

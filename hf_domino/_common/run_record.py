@@ -25,12 +25,14 @@ class Text:
         tokens (`int`, *optional*): Tokens of all examples; None if they were not counted.
         left_out (`int`, *optional*, defaults to 0): Examples of the same text that nothing can be learned from.
         dataset (`str`, *optional*): Name of the data set on the Hub; None for files and lists.
+        digest (`str`, *optional*): Digest of some of the examples; None for a stream.
     """
 
     examples: int | None = None
     tokens: int | None = None
     left_out: int = 0
     dataset: str | None = None
+    digest: str | None = None
 
 
 @dataclass(frozen=True)

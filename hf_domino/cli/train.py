@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from hf_domino._common.options import TRUE_OR_FALSE, add_flags
 from hf_domino.cli.exits import BY_SIGNAL
@@ -130,22 +130,26 @@ def parse_options(options: argparse.Namespace) -> tuple[Any, ...]:
 
     parser = HfArgumentParser(_groups(), exit_on_error=False)
     names = {action.dest for action in parser._actions} - {"help"}
-    flags = []
+    flags: list[str] = []
+    empty: list[str] = []
     if options.config:
-        flags = _yaml_flags(options.config, parser._option_string_actions)
+        flags, empty = _yaml_flags(options.config, parser._option_string_actions)
     given = {name: value for name, value in vars(options).items() if name in names}
     try:
         values = vars(parser.parse_args(flags))
     except argparse.ArgumentError as error:
         raise ValueError(f"{options.config}: {error}") from error
     try:
-        return parser.parse_dict(values | given)
+        return parser.parse_dict(values | dict.fromkeys(empty) | given)
     except ValueError as error:  # of Transformers' fields, which it checks itself
         raise ValueError(str(error)) from error
 
 
-def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
-    """Turn the fields of a YAML file, or of the published recipe, into flags, so that argparse converts both alike."""
+def _yaml_flags(config: str, known: Collection[str]) -> tuple[list[str], list[str]]:
+    """Turn the fields of a YAML file, or of the published recipe, into flags, so that argparse converts both alike.
+
+    Fields that are null, for which there is no flag, are returned beside the flags.
+    """
     import yaml
 
     path = PAPER if config == PAPER.stem else Path(config)
@@ -161,6 +165,11 @@ def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
     if unknown:
         raise ValueError(f"{path}: field `{unknown[0]}` is not known. See `hf-domino train --help`.")
     flags = []
+    empty = [name for name, value in fields.items() if value is None]
+    types = {name: kind for group in _groups() for name, kind in get_type_hints(group).items()}
+    for name in empty:
+        if type(None) not in get_args(types[name]):
+            raise ValueError(f"{path}: field `{name}` must have a value, got null. Leave it out for its default.")
     for name, value in fields.items():
         if isinstance(value, list):
             flags += [f"--{name}", *map(str, value)]
@@ -168,7 +177,7 @@ def _yaml_flags(config: str, known: Collection[str]) -> list[str]:
             flags.append(f"--{name}={json.dumps(value)}")
         elif value is not None:
             flags.append(f"--{name}={value}")
-    return flags
+    return flags, empty
 
 
 def _groups() -> tuple[type, ...]:

@@ -15,7 +15,7 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED
 from hf_domino._common.options import describe
 from hf_domino.formats.source import INSTALL_PEFT
-from hf_domino.training.fields import TrainingFields
+from hf_domino.training.fields import OF_ADAMW, TrainingFields
 
 # Fields for training an adapter, with their defaults.
 LORA = {"lora_r": 16, "lora_alpha": 32, "lora_dropout": 0.0, "lora_target_modules": None}
@@ -61,6 +61,11 @@ class DominoTrainingArguments(TrainingFields, TrainingArguments):
         has_other = self.optim != usual.optim or self.use_peft
         if self.muon_learning_rate in (0, usual.muon_learning_rate if has_other else 0):
             self.muon_learning_rate = None
+        if self.muon_learning_rate is not None:
+            for name in OF_ADAMW:
+                if (value := getattr(self, name)) != getattr(usual, name):
+                    remedy = "The AdamW beside Muon has values of its own. Set muon_learning_rate to 0 for AdamW alone."
+                    raise invalid_argument(f"{name} with muon_learning_rate", "left out", value, remedy)
         self._complete_lora()
         for names, is_right, allowed in (
             ("max_length", lambda value: value >= 2, "at least 2"),

@@ -14,6 +14,7 @@ import math
 import torch
 from torch import nn
 
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.side_by_side import block_positions
 from hf_domino.targets.view import TargetModel
@@ -29,6 +30,12 @@ LOSS_DECAY_BY_BLOCK_SIZE = {16: 7.0, 10: 5.0, 8: 4.0}
 MOST_LOGITS = 2**25  # that are in memory at once
 # Few enough that their logits stay in a CPU's caches, and enough to share one read of lm_head's weights.
 POSITIONS_IN_CACHE = 256
+
+
+def loss_decay_of(config: DominoConfig, args: TrainingFields) -> float:
+    """Return the number of positions after which a weight in the loss has fallen to 1/e."""
+    published = LOSS_DECAY_BY_BLOCK_SIZE.get(config.block_size, round(0.45 * config.block_size, 2))
+    return args.loss_decay or config.loss_decay or published
 
 
 class DrafterTraining(nn.Module):
@@ -69,8 +76,7 @@ class DrafterTraining(nn.Module):
         self.target = target
         self.args = args
         config = drafter.config
-        published = LOSS_DECAY_BY_BLOCK_SIZE.get(config.block_size, round(0.45 * config.block_size, 2))
-        self.loss_decay = args.loss_decay or config.loss_decay or published
+        self.loss_decay = loss_decay_of(config, args)
         self.gathers = not args.is_static
         self.max_logits = MOST_LOGITS
         if self.gathers:

@@ -181,9 +181,12 @@ class TrainingFields:
         return False
 
 
+# Arguments that only AdamW reads, not Muon with the AdamW beside it.
+OF_ADAMW = ("optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
 # The arguments that the record of a run holds and that its card lists.
 RECORDED = (
-    *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "bf16"),
-    *("optim", "weight_decay"),
+    *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "world_size", "seed", "data_seed"),
+    *("bf16", "fp16", "optim", *OF_ADAMW, "weight_decay"),
+    *("max_grad_norm", "lr_scheduler_kwargs"),
     *(field.name for field in fields(TrainingFields) if field.name != "dataset_num_proc"),  # it changes no result
 )

@@ -89,7 +89,7 @@ def load_training_rows(
     data: DataArguments, args: DominoTrainingArguments, target: PreTrainedModel, tokenizer: Any
 ) -> list[Any]:
     """Read the examples of a training and of its evaluation; the latter are None if there are none."""
-    args.max_length = within_window(target.config, args.max_length, 0)
+    args.max_length = within_window(target.config, args.max_length)
     vocab_size = target.config.get_text_config(decoder=True).vocab_size
     sources = sources_of(data)
     rows = {

@@ -21,6 +21,7 @@ from hf_domino._common.run_record import Run
 from hf_domino.methods import DominoDraftModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.muon import trains_with_muon
+from hf_domino.training.resuming import PLANNED
 from hf_domino.training.trainer import DominoTrainer
 
 ENOUGH_STEPS = 400  # below this, a new drafter learns more from more steps with fewer examples and blocks
@@ -30,7 +31,6 @@ TIMED = ((1, LEAST_ANCHORS), (LEAST_ROWS, LEAST_ANCHORS), (LEAST_ROWS, 3 * LEAST
 TIMED_STEPS = 2  # after a first step, which allocates memory
 FOR_EVALUATION = 0.1  # share of the time that is kept for evaluation and saving
 FOR_SAVING = 0.02  # the same without evaluation
-PLANNED = ("max_steps", "per_device_train_batch_size", "num_anchors")
 LARGE_VOCABULARY = 100_000
 USUAL_DRAFT_VOCABULARY = 32_768
 SHORTEST = 1e-9  # least seconds for which a measured difference counts

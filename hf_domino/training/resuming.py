@@ -1,36 +1,41 @@
 """Stop and resume a run: which checkpoints are complete, and to which run a folder belongs.
 
 A trainer writes `trainer_state.json` last, so a checkpoint without it belongs to a run that was killed while it saved.
-The configuration of a checkpoint names the target and the shape, and its [`Run`] the arguments that the state of the
-optimizer depends on. None of these can change when a run is resumed.
+The configuration of a checkpoint names the target and the shape, and its [`Run`] the arguments and the texts. Only the
+number of steps can change when a run is resumed, and how it is logged and evaluated.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
-from hf_domino._common.run_record import Run
+from hf_domino._common.run_record import Run, Text
 from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.formats.adapters import TARGET_FILE
 from hf_domino.formats.source import CONFIG, read_object
 from hf_domino.targets.identity import TargetIdentity, check_same, difference
-from hf_domino.training.arguments import LORA, DominoTrainingArguments
-from hf_domino.training.evidence.record import recorded_arguments
+from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.evidence.record import MUON, recorded_arguments
 from hf_domino.training.fields import DrafterArguments
 
 STATE_FILE = "trainer_state.json"
-# Arguments that cannot change, because the optimizer's state depends on them.
-FIXED_ARGUMENTS = ("optim", "learning_rate", "muon_learning_rate", "weight_decay", "train_only", "use_peft", *LORA)
+# Recorded arguments that can change: the number of steps, and what does not change the drafter.
+CHANGEABLE = ("max_steps", "num_train_epochs", "minutes", "logging_steps", "walk_rows")
+EXAMPLES_PER_STEP = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")  # factors of it
+PER_STEP = " x ".join(EXAMPLES_PER_STEP)
+PLANNED = ("max_steps", "per_device_train_batch_size", "num_anchors")  # chosen by a run with `minutes`
 BASE_DIGEST = "digest of the drafter under the adapter"
 START_AGAIN = "Choose another output_dir, or start again (--overwrite true; in Python, without resume_from_checkpoint)."
 
@@ -94,7 +99,7 @@ def find_checkpoint(args: DominoTrainingArguments, config: DominoConfig, overwri
         return None
     checkpoint = args.resume_from_checkpoint or last_checkpoint(folder)
     if checkpoint:
-        check_resumable(checkpoint, config, args)
+        check_resumable(checkpoint, config, recorded_arguments(args, config))
     elif is_whole(folder):
         remedy = f"Train its drafter further with --drafter {folder} and another output_dir, or use --overwrite true."
         raise invalid_argument("output_dir", "a folder without a finished run", str(folder), remedy)
@@ -132,9 +137,21 @@ def delete_run(args: DominoTrainingArguments) -> None:
 
 
 def check_resumable(
-    checkpoint: str | Path, config: DominoConfig, args: DominoTrainingArguments, base: str | None = None
+    checkpoint: str | Path,
+    config: DominoConfig,
+    arguments: Mapping[str, Any],
+    texts: Mapping[str, Text] | None = None,
+    base: str | None = None,
 ) -> None:
-    """Raise a `ValueError` if a checkpoint has another target, shape, optimizer, or drafter under its adapter."""
+    """Raise a `ValueError` if a checkpoint was trained in another way than the run that would continue it.
+
+    Args:
+        checkpoint (`str` or `Path`): Folder of the checkpoint.
+        config (`DominoConfig`): Configuration of the drafter, with its target and shape.
+        arguments (`Mapping`): The arguments of the run, as a [`Run`] records them.
+        texts (`Mapping`, *optional*): The texts of the run, as far as they are known yet.
+        base (`str`, *optional*): Digest of the drafter under the adapter, if one is trained.
+    """
     saved, target_of_adapter = (
         read_object(path) if path.is_file() else {}
         for path in (Path(checkpoint, CONFIG), Path(checkpoint, TARGET_FILE))
@@ -148,8 +165,17 @@ def check_resumable(
     shape = (*(field.name for field in fields(DrafterArguments)), *sorted(own))
     wanted = {name: getattr(config, name) for name in shape if hasattr(config, name)}
     if run := Run.load(checkpoint):
-        saved.update(run.arguments)
-        wanted |= {name: value for name, value in recorded_arguments(args).items() if name in FIXED_ARGUMENTS}
+        saved.update(_as_recorded_now(run.arguments))
+        changeable = {*CHANGEABLE, *EXAMPLES_PER_STEP}
+        if arguments["minutes"] is not None:  # the run of the checkpoint chose these
+            changeable |= {*PLANNED}
+        elif run.arguments.keys() >= {*EXAMPLES_PER_STEP}:
+            saved[PER_STEP] = _examples_per_step(run.arguments)
+            wanted[PER_STEP] = _examples_per_step(arguments)
+        ordered = ("position_weights", "muon_learning_rate", *arguments)  # others follow from the first two
+        wanted |= {name: arguments[name] for name in ordered if name not in changeable}
+        saved |= {f"{use}_dataset": _told(text) for use, text in run.texts.items() if text.digest}
+        wanted |= {f"{use}_dataset": _told(text) for use, text in (texts or {}).items() if text.digest}
         if None not in (base, run.base_digest):
             parts = difference("weights_digest", str(run.base_digest), str(base))
             saved[BASE_DIGEST], wanted[BASE_DIGEST] = parts or (base, base)
@@ -158,3 +184,22 @@ def check_resumable(
         if before != value:
             made = f"{before!r}, with which {checkpoint} was trained"
             raise invalid_argument(name, made, value, f"Set it back. {START_AGAIN}")
+
+
+def _as_recorded_now(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a record; older ones name a decay and an optimizer that were not used."""
+    recorded = dict(arguments)
+    if recorded.get("position_weights") == "dpace":
+        recorded["loss_decay"] = None
+    if recorded.get("muon_learning_rate") is not None:
+        recorded["optim"] = MUON
+    return recorded
+
+
+def _examples_per_step(arguments: Mapping[str, Any]) -> int:
+    """Return the product of batch size, accumulated batches and processes, which alone decides what a step learns."""
+    return math.prod(arguments[name] for name in EXAMPLES_PER_STEP)
+
+
+def _told(text: Text) -> str:
+    return f"{text.examples} examples of digest {text.digest}"

@@ -21,6 +21,7 @@ from hf_domino._common.errors import invalid_argument, is_own
 from hf_domino._common.notices import notice
 from hf_domino._common.run_record import RUN_FILE
 from hf_domino.configuration.domino_config import DominoConfig
+from hf_domino.configuration.from_target import within_window
 from hf_domino.configuration.registry import METHODS, config_classes
 from hf_domino.formats.fields import CONVOLUTION
 from hf_domino.formats.source import has_model
@@ -124,6 +125,7 @@ def make_trainer(
     else:
         drafter = extend_drafter(DominoDraftModel.from_pretrained(names.drafter, dtype=torch.float32), overrides)
     identify(target).record_in(drafter.config)
+    args.max_length = within_window(target.config, args.max_length)
     checkpoint = find_checkpoint(args, drafter.config, names.overwrite)
     if checkpoint and args.minutes is not None:
         resume_plan(args, checkpoint)

@@ -40,7 +40,7 @@ from hf_domino.training.drafter_training import DrafterTraining
 from hf_domino.training.evidence.acceptance import first_examples, simulated_metrics
 from hf_domino.training.evidence.meter import Meter
 from hf_domino.training.evidence.printing import print_less
-from hf_domino.training.evidence.record import run_of, write_card
+from hf_domino.training.evidence.record import recorded_arguments, run_of, texts_of, write_card
 from hf_domino.training.faults import check_losses, check_weights
 from hf_domino.training.hidden_states.folder import CachedRows
 from hf_domino.training.loading import new_drafter, notice_default_draft_vocabulary
@@ -145,7 +145,6 @@ class DominoTrainer(Trainer):
                 raise invalid_argument(name, "left out", kwargs[name], f"It would never be called: {INSTEAD}")
         if args.n_gpu > 1:
             raise invalid_argument("n_gpu", "at most 1 per process", args.n_gpu, "Use torchrun, one process per GPU.")
-        notice_default_draft_vocabulary(drafter)
         self._reading: dict[str, Any] | None = None
         if data_collator is None:
             multiple = 1
@@ -165,10 +164,13 @@ class DominoTrainer(Trainer):
         self._epoch = torch.zeros((), dtype=torch.int64).share_memory_()
         data_collator = partial(collate_and_draw, data_collator, args, self._epoch)
         self.base_digest = weights_digest(drafter) if args.use_peft else None
-        if args.muon_learning_rate is not None and kwargs.get("optimizers", (None,))[0] is None:
+        self.given_optimizer = _name_of_optimizer(**kwargs)
+        if self.given_optimizer is not None:
+            args.muon_learning_rate = None
+        if args.muon_learning_rate is not None:
             rates = {"muon_lr": args.muon_learning_rate, "adamw_lr": args.learning_rate}
             muon = (muon_factory, rates | {"weight_decay": args.weight_decay})
-            kwargs.setdefault("optimizer_cls_and_kwargs", muon)
+            kwargs["optimizer_cls_and_kwargs"] = muon
         super().__init__(
             model=choose_parts(given, drafter, args).float(), args=args, data_collator=data_collator,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, **kwargs,
@@ -201,15 +203,19 @@ class DominoTrainer(Trainer):
         """Train the drafter; the arguments are those of [`~transformers.Trainer.train`].
 
         Raises:
-            ValueError: If the checkpoint belongs to another target, shape or optimizer.
+            ValueError: If the checkpoint was trained with another target, text, shape or argument. Only the number of
+                steps and what is logged and evaluated can change.
         """
         identify(self.target.model).record_in(self.drafter.config)
         checkpoint = resume_from_checkpoint
         if checkpoint is True:
             checkpoint = last_checkpoint(str(self.args.output_dir)) or True
         if isinstance(checkpoint, str):
-            check_resumable(checkpoint, self.drafter.config, self.args, self.base_digest)
+            arguments = recorded_arguments(self.args, self.drafter.config, self.given_optimizer)
+            check_resumable(checkpoint, self.drafter.config, arguments, texts_of(self), self.base_digest)
             notice(f"training continues from {checkpoint}.")
+        if not checkpoint:  # a checkpoint has its own draft vocabulary
+            notice_default_draft_vocabulary(self.drafter)
         # With cached states, the target does not run.
         if self.args.distillation_weight and not isinstance(self.train_dataset, CachedRows):
             with self.accelerator.autocast():
@@ -420,6 +426,15 @@ def _loaded(
     elif isinstance(model, (str, os.PathLike)):
         model = DominoDraftModel.from_pretrained(find_drafter(str(model), "model"), dtype=torch.float32)
     return model, target, args, tokenizer
+
+
+def _name_of_optimizer(optimizers: Any = None, optimizer_cls_and_kwargs: Any = None, **_: Any) -> str | None:
+    """Return the class of an optimizer that was passed to the trainer; None if its arguments name it."""
+    if optimizers is not None and optimizers[0] is not None:
+        return type(optimizers[0]).__name__
+    if optimizer_cls_and_kwargs is not None:
+        return getattr(optimizer_cls_and_kwargs[0], "__name__", str(optimizer_cls_and_kwargs[0]))
+    return None
 
 
 class _OwnSteps(TrainerCallback):

@@ -70,6 +70,19 @@ def test_yaml_is_converted_like_flags(recipe, tmp_path):
     assert (shape.overrides(), names.drafter) == (given, None)
 
 
+def test_null_in_yaml_is_none_and_not_the_default(recipe, tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe | {"muon_learning_rate": None, "adam_beta2": 0.9}))
+    args = parse_options(parse(["train", str(path)]))[-1]
+    assert (args.muon_learning_rate, args.adam_beta2) == (None, 0.9)
+    assert (
+        parse_options(parse(["train", str(path), "--muon-learning-rate=0.03", "--adam-beta2=0.999"]))[
+            -1
+        ].muon_learning_rate
+        == 0.03
+    )
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -116,6 +129,13 @@ def test_a_recipe_that_is_no_yaml_is_named(content, tmp_path, capsys):
     [
         ({"blocksize": 4}, "field `blocksize` is not known"),
         ({"learning_rate": "fast"}, "argument --learning_rate/--learning-rate: invalid float value: 'fast'"),
+        ({"learning_rate": None}, "field `learning_rate` must have a value, got null. Leave it out for its default."),
+        (
+            {"muon_learning_rate": 0.02, "adam_beta2": 0.9},
+            "adam_beta2 with muon_learning_rate must be left out, got 0.9. The AdamW beside Muon has values of its",
+        ),
+        ({"muon_learning_rate": 0.02, "adam_epsilon": 1e-6}, "adam_epsilon with muon_learning_rate must be left out"),
+        ({"muon_learning_rate": 0.02, "optim_args": "a=1"}, "optim_args with muon_learning_rate must be left out"),
         ({"target": None}, "target must be a folder or a Hub name, got None"),
         ({"target": "./none"}, "target must be a folder or a Hub name, got './none'"),
         ({"train_file": None}, "train_file must name a file, folder or data set, got None"),

@@ -14,6 +14,7 @@ from hf_domino.formats.loading import interpret
 from hf_domino.targets.view import TargetModel
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.drafter_training import DrafterTraining
+from hf_domino.training.evidence.record import recorded_arguments
 from hf_domino.training.resuming import check_resumable
 
 
@@ -107,9 +108,9 @@ def test_a_run_goes_on_with_the_same_formula_only(wide, tmp_path):
     args = DominoTrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
     whole.save_pretrained(tmp_path)
     Run(steps=1).save(tmp_path)
-    check_resumable(tmp_path, whole, args)
+    check_resumable(tmp_path, whole, recorded_arguments(args, whole))
     with pytest.raises(ValueError, match=r"norm_output must be False, with which .* was trained, got True"):
-        check_resumable(tmp_path, normed, args)
+        check_resumable(tmp_path, normed, recorded_arguments(args, normed))
 
 
 def test_what_it_lacks_is_refused_by_name(wide, whole):

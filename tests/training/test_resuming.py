@@ -14,7 +14,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
 from hf_domino.targets.identity import TargetIdentity, identify
+from hf_domino.training.arguments import DominoTrainingArguments
+from hf_domino.training.evidence.record import recorded_arguments, run_of
 from hf_domino.training.resuming import lock_folder
+from hf_domino.training.trainer import DominoTrainer
 
 
 @pytest.fixture
@@ -135,7 +138,65 @@ def test_the_class_says_where_it_goes_on_and_refuses_the_same(
     saved = DominoDraftModel.from_pretrained(f"{folder}/checkpoint-2")
     assert TargetIdentity.recorded_in(saved.config) == identify(target)
     fields["max_steps"] = 3
-    make_trainer(copy.deepcopy(drafter), greedy_rows[:7], **fields, num_anchors=5).train(f"{folder}/checkpoint-2")
+    make_trainer(copy.deepcopy(drafter), greedy_rows, **fields, logging_steps=1).train(f"{folder}/checkpoint-2")
     assert f"training continues from {folder}/checkpoint-2." in caplog.text
     with pytest.raises(ValueError, match=r"weight_decay must be 0.0, with which .*checkpoint-3 was trained, got 0.1"):
         make_trainer(drafter, greedy_rows, **fields, weight_decay=0.1).train(True)
+    for rows in (greedy_rows[:7], [greedy_rows[1], greedy_rows[0], *greedy_rows[2:]]):
+        with pytest.raises(
+            ValueError, match=r"train_dataset must be '8 examples of digest \w+', with which .* got '[78] "
+        ):
+            make_trainer(drafter, rows, **fields).train(True)
+
+
+CHANGES = {
+    "num_anchors": 5,
+    "loss_decay": 3.0,
+    "lambda_base_start": 0.5,
+    "lambda_base_decay_ratio": 0.5,
+    "position_weights": "dpace",
+    "distillation_weight": 1.0,
+    "muon_learning_rate": 0.01,
+    "learning_rate": 0.1,
+    "lr_scheduler_type": "linear",
+    "lr_scheduler_kwargs": {"num_cycles": 2},
+    "warmup_steps": 3,
+    "max_grad_norm": 0.5,
+    "adam_beta2": 0.5,
+    "optim": "sgd",
+    "seed": 7,
+    "max_length": 20,
+    "per_device_train_batch_size": 2,
+}
+
+
+def test_a_run_goes_on_with_its_own_arguments_only(target, make_drafter, make_trainer, greedy_rows, tmp_path):
+    """Every argument that changes the loss; other splits of the same batch are the same run."""
+    drafter, folder = make_drafter(target), tmp_path / "run"
+    make_trainer(copy.deepcopy(drafter), greedy_rows, max_steps=1, save_strategy="steps", save_steps=1).train()
+    for name, value in CHANGES.items():
+        with pytest.raises(ValueError, match=rf"{name}[ x\w]* must be .*, with which .*checkpoint-1 was trained, got "):
+            make_trainer(drafter, greedy_rows, max_steps=2, **{name: value}).train(True)
+    same = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2, "num_train_epochs": 9, "walk_rows": 2}
+    state = make_trainer(drafter, greedy_rows, max_steps=2, **same).train(str(folder / "checkpoint-1"))
+    assert state.global_step == 2
+
+
+def test_the_record_says_what_trained(target, make_drafter, make_trainer, greedy_rows):
+    drafter = make_drafter(target)
+
+    def recorded(optimizer=None, **fields):
+        trainer = make_trainer(drafter, greedy_rows, **fields)
+        return recorded_arguments(trainer.args, drafter.config, optimizer)
+
+    muon = recorded(muon_learning_rate=0.02)
+    assert (muon["optim"], muon["adam_beta2"]) == ("muon_with_adamw", None)
+    alone = recorded()
+    assert (alone["optim"], alone["adam_beta2"]) == ("adamw_torch_fused", 0.999)
+    assert alone["loss_decay"] == 2.7  # of blocks of 6
+    assert recorded(position_weights="dpace")["loss_decay"] is None
+    arguments = DominoTrainingArguments("unused", report_to="none", use_cpu=True)
+    given = torch.optim.SGD(drafter.parameters(), lr=0.1)
+    trainer = DominoTrainer(drafter, target, arguments, train_dataset=greedy_rows, optimizers=(given, None))
+    assert run_of(trainer).arguments["optim"] == "SGD"
+    assert run_of(trainer).arguments["muon_learning_rate"] is None

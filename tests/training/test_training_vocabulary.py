@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import torch
 from naive import naive_positions
 from test_losses import SOME as IDS
@@ -63,16 +60,16 @@ def test_the_command_counts_once_and_a_resumed_run_takes_what_is_stored(recipe, 
     stored = DominoDraftModel.from_pretrained(tmp_path / "run").d2t
     rows = load_rows(recipe["train_file"], AutoTokenizer.from_pretrained(recipe["target"]))
     assert torch.equal(stored, d2t_of(most_frequent(count_tokens(rows, 64), 12), 64))
-    lines = [json.dumps({"prompt": "t4 t5 t6", "completion": "many other letters: zyxwvu"})] * 8
-    Path(recipe["train_file"]).write_text("\n".join(lines) + "\n")
     caplog.clear()
     assert train(recipe) == 0
     assert "the draft vocabulary" not in caplog.text
+    assert "The drafter only proposes the first" not in caplog.text
     assert torch.equal(DominoDraftModel.from_pretrained(tmp_path / "run").d2t, stored)
 
 
 def test_the_first_tokens_are_taken_with_a_word(target, make_drafter, make_trainer, greedy_rows, caplog):
-    make_trainer(make_drafter(target).restricted(IDS), greedy_rows)
-    assert "The drafter proposes the first" not in caplog.text
-    make_trainer(make_drafter(target, draft_vocab_size=20), greedy_rows)
+    make_trainer(make_drafter(target).restricted(IDS), greedy_rows, max_steps=1).train()
+    assert "The drafter only proposes the first" not in caplog.text
+    trainer = make_trainer(make_drafter(target, draft_vocab_size=20), greedy_rows, max_steps=1)
+    trainer.train()
     assert "The drafter only proposes the first 20 tokens" in caplog.text

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,32 +13,53 @@ from hf_domino._common.run_record import Run, Text
 from hf_domino.cards.render import render_card
 from hf_domino.cards.sections import CARD, merge_card, read_text
 from hf_domino.cards.training import draw_training
+from hf_domino.configuration.domino_config import DominoConfig
 from hf_domino.data.row_counts import RowCounts
+from hf_domino.data.rows import RowDataset
 from hf_domino.training.arguments import DominoTrainingArguments
-from hf_domino.training.fields import RECORDED
+from hf_domino.training.drafter_training import loss_decay_of
+from hf_domino.training.fields import OF_ADAMW, RECORDED
+from hf_domino.training.hidden_states.folder import CachedRows
+
+MUON = "muon_with_adamw"  # the name of our optimizer in a record
+DIGESTED_EXAMPLES = 64
 
 
 def run_of(trainer: Any) -> Run:
     """Return the record of a trainer's run so far."""
-    config = trainer.drafter.config
-    texts = {"train": trainer.train_dataset, "eval": trainer.eval_dataset}
     return Run(
         steps=trainer.state.global_step,
         tokens=trainer.state.num_input_tokens_seen,
-        arguments={"block_size": config.block_size, "draft_vocab_size": config.draft_vocab_size}
-        | recorded_arguments(trainer.args)
-        | {"loss_decay": trainer.drafter_training.loss_decay},
-        texts={use: text_of(rows) for use, rows in texts.items() if rows is not None},
+        arguments=recorded_arguments(trainer.args, trainer.drafter.config, trainer.given_optimizer),
+        texts=texts_of(trainer),
         log=trainer.state.log_history,
         provenance=provenance(str(trainer.args.device)),
         base_digest=trainer.base_digest,
     )
 
 
-def recorded_arguments(args: DominoTrainingArguments) -> dict[str, Any]:
-    """Return the arguments that a [`Run`] records, with plain values."""
-    values = {name: getattr(args, name) for name in RECORDED}
-    return {name: getattr(value, "value", value) for name, value in values.items()}
+def recorded_arguments(
+    args: DominoTrainingArguments, config: DominoConfig, given_optimizer: str | None = None
+) -> dict[str, Any]:
+    """Return the arguments and sizes that a [`Run`] records, with plain values; those without a use are None."""
+    values: dict[str, Any] = {"block_size": config.block_size, "draft_vocab_size": config.draft_vocab_size}
+    values |= {name: getattr(args, name) for name in RECORDED}
+    values = {name: getattr(value, "value", value) for name, value in values.items()}
+    values["lr_scheduler_kwargs"] = args.lr_scheduler_kwargs or None
+    values["loss_decay"] = loss_decay_of(config, args)
+    if args.position_weights == "dpace":  # all positions begin with the same weight
+        values["loss_decay"] = None
+    if args.muon_learning_rate is not None:
+        values |= {"optim": MUON, **dict.fromkeys(OF_ADAMW)}
+    if given_optimizer is not None:
+        values |= {"optim": given_optimizer, **dict.fromkeys(OF_ADAMW)}
+    return values
+
+
+def texts_of(trainer: Any) -> dict[str, Text]:
+    """Return what a [`Run`] records of the texts of a trainer."""
+    texts = {"train": trainer.train_dataset, "eval": trainer.eval_dataset}
+    return {use: text_of(rows) for use, rows in texts.items() if rows is not None}
 
 
 def text_of(rows: Any) -> Text:
@@ -48,7 +70,21 @@ def text_of(rows: Any) -> Text:
     if all(hasattr(part, "__len__") for part in parts):
         examples = sum(map(len, parts))
     names = [getattr(part, "dataset_name", None) for part in parts]
-    return Text(examples, counts.tokens or None, counts.left_out, next(filter(None, names), None))
+    return Text(examples, counts.tokens or None, counts.left_out, next(filter(None, names), None), _digest(parts))
+
+
+def _digest(parts: Sequence[Any]) -> str | None:
+    """Return a digest of evenly spaced examples, or None if they were not read by this package."""
+    read = [part.rows if isinstance(part, CachedRows) else part for part in parts]  # without hidden states
+    if not all(isinstance(part, RowDataset) for part in read):
+        return None
+    digest = hashlib.sha256()
+    for part in read:
+        count = min(len(part), DIGESTED_EXAMPLES)
+        for place in range(count):
+            example = part[place * len(part) // count]
+            digest.update(repr([*map(int, example["input_ids"]), *map(int, example["loss_mask"])]).encode())
+    return digest.hexdigest()[:16]
 
 
 def write_card(trainer: Any, name: str | None, target: str | None, metadata: Mapping[str, Any]) -> None:

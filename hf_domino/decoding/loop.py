@@ -158,7 +158,10 @@ class Generation:
 
     def packed(self) -> AbstractContextManager:
         """The context manager in which linear layers of both models use packed weights on a CPU."""
-        if self.executor.is_compiled:
+        longest = self.call.stops.max_length
+        # A call of one token verifies nothing, which would be worth reading all weights to see whether they changed.
+        is_short = longest is not None and longest <= self.call.input_ids.shape[1] + 1
+        if self.executor.is_compiled or is_short:
             return nullcontext()
         drafter = self.call.drafter
         return packed_linears(self.call.model, drafter, weights=drafter.vocabulary.weights(self.generator.target))

@@ -33,7 +33,7 @@ from hf_domino._common.forks import Lock
 from hf_domino._common.memory import available_memory
 from hf_domino._common.notices import logger, notice
 from hf_domino.targets.digest import digest_of
-from hf_domino.targets.row_bits import RowBits, prove
+from hf_domino.targets.row_bits import AS_THEY_ARE, RowBits, prove
 
 SETTING = "HF_DOMINO_PACKED"  # environment variable
 AUTO, NEVER, ALWAYS = "auto", "0", "1"
@@ -168,6 +168,56 @@ def linear(values: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
         if use is not None and _fits(use, values):
             return _rowwise(values, use, bias)
     return F.linear(values, weight, bias)
+
+
+@dataclass(frozen=True)
+class LinearBits:
+    """What the linear layers of a shape compute inside [`packed_linears`], bit for bit."""
+
+    shape: tuple[int, ...]  # O, I
+    dtype: torch.dtype
+    is_packed: bool
+    rows: RowBits  # of the products that are used, with packed copies or without
+    # Whether a single row, and the rows of a prompt, also have the bits of `F.linear`.
+    is_plain: bool
+
+    @property
+    def are_equal(self) -> bool:
+        """Whether a row is computed with the same bits alone and in a block."""
+        # Without a copy, a single row is not padded, and a block is not split.
+        return self.rows.are_equal if self.is_packed else self.rows == AS_THEY_ARE
+
+
+def linear_bits(model: nn.Module) -> list[LinearBits]:
+    """Return what has been proved about each shape of PyTorch's own linear layers in a model.
+
+    If `are_equal` for all, the text equals that of plain decoding with packed weights, and if `is_plain` for all, also
+    that of ordinary plain decoding, as far as linear layers go. Otherwise, it is equal up to rounding.
+
+    Args:
+        model (`nn.Module`): The model. It is packed if that is worthwhile.
+    """
+    uses = _prepare([model], ())
+    found = dict[tuple, LinearBits]()
+    with torch.no_grad(), torch.inference_mode(False):
+        for weight in _weights_of(model):
+            use = uses.get(id(weight))
+            key = (tuple(weight.shape), weight.dtype, use is not None)
+            if key not in found:
+                found[key] = _bits_of(weight.detach(), use)
+    return list(found.values())
+
+
+def _bits_of(weight: torch.Tensor, use: _Use | None) -> LinearBits:
+    if use is None:
+        rows = prove(lambda values, bias: F.linear(values, weight, bias), weight.shape[1], weight.dtype)
+        return LinearBits(tuple(weight.shape), weight.dtype, False, rows, True)
+    random = torch.Generator().manual_seed(0)
+    prompt = torch.randn(WIDTHS[-1], weight.shape[1], generator=random, device="cpu").to(weight.dtype)
+    is_plain = torch.equal(F.linear(prompt, weight), _product(prompt, use.packed.copy, None)) and all(
+        torch.equal(F.linear(row, weight), _rowwise(row, use, None)) for row in prompt.split(1)
+    )
+    return LinearBits(tuple(weight.shape), weight.dtype, True, use.rows, is_plain)
 
 
 def release_packed() -> None:

@@ -35,6 +35,9 @@ class RowBits:
         return self.most > 1
 
 
+AS_THEY_ARE = RowBits(COUNTS[-1], is_single_padded=False)  # the same bits for all numbers of rows, without any help
+
+
 def prove(product: Product, num_inputs: int, dtype: torch.dtype) -> RowBits:
     """Compare the rows of products of different numbers of rows.
 

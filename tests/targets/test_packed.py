@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import hf_domino
 from hf_domino.targets.digest import digest_of
+from hf_domino.targets.packed import linear_bits
 
 PROMPTS = [torch.arange(7, 27), torch.arange(30, 35), torch.arange(40, 49)]
 PROMPT = PROMPTS[0][None]
@@ -136,6 +137,12 @@ def test_texts_by_trees_are_plain_text(options, products):
     with tree_faults(plain.tolist(), target.config.vocab_size, 12):
         assert torch.equal(text_of(target, drafter, **options), plain)
     assert products["packed"]
+
+
+def test_a_call_of_one_token_reads_no_weights(products):
+    target = build("qwen3")
+    assert torch.equal(text_of(target, build_drafter(target), max_new_tokens=1), text_of(target, max_new_tokens=1))
+    assert products["copies"] == 0
 
 
 def test_a_draft_vocabulary_uses_packed_rows_of_the_lm_head(products):
@@ -334,6 +341,29 @@ def test_a_row_has_the_same_bits_alone_and_in_a_block(shape, dtype, has_bias, pr
     for width in (2, 3, 9, 17, 32, 64):
         found = torch.cat([product(layer, rows[None])[0] for rows in values.split(width)])
         assert torch.equal(found, alone), width
+
+
+@pytest.mark.parametrize("setting", ["0", "1"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_said_about_rows_holds(dtype, setting, monkeypatch):
+    """For each shape: whether its rows are equal bit for bit, alone and in a block, and equal to ordinary ones."""
+    monkeypatch.setenv("HF_DOMINO_PACKED", setting)
+    layers = nn.ModuleList(nn.Linear(size, 96, bias=False, dtype=dtype) for size in (64, 1536, 1536))
+    bits = linear_bits(layers)
+    assert [each.shape for each in bits] == [(96, 64), (96, 1536)]
+    for each, layer in zip(bits, layers, strict=False):
+        assert each.is_packed == (setting == "1") or dtype is not torch.float32
+        values = torch.randn(64, each.shape[1], generator=torch.Generator().manual_seed(4)).to(dtype)
+        alone = torch.cat([product(layer, row[None]) for row in values])
+        blocks = [torch.cat([product(layer, rows) for rows in values.split(width)]) for width in (2, 9, 32)]
+        if each.are_equal:
+            assert all(torch.equal(found, alone) for found in blocks)
+        elif dtype is torch.float32:
+            assert not all(torch.equal(found, alone) for found in blocks)
+        with torch.no_grad():
+            plain = torch.cat([layer(row[None]) for row in values])
+        if dtype is torch.float32 or each.is_plain:
+            assert torch.equal(alone, plain) == each.is_plain
 
 
 def test_a_model_of_small_and_large_weights_is_packed_as_a_whole(monkeypatch, products):

@@ -13,7 +13,8 @@ version = release = hf_domino.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton"]
 html_theme, html_title = "furo", f"hf_domino {release}"
 root_doc = "reference"  # holds what only Sphinx reads; `index.md` is a page like the others
-suppress_warnings = ["myst.xref_missing"]  # links out of this folder: tests/test_docstrings.py follows all
+# Links out of this folder, which tests/test_docstrings.py follows, and the flowchart, which GitHub draws.
+suppress_warnings = ["myst.xref_missing", "misc.highlighting_failure"]
 myst_heading_anchors, myst_enable_extensions = 3, ["deflist"]
 copybutton_prompt_text, copybutton_prompt_is_regexp = r">>> |\.\.\. ", True
 autodoc_typehints, autodoc_member_order = "none", "bysource"  # docstrings name types, in Hugging Face's grammar

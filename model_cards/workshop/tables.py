@@ -14,6 +14,7 @@ from statistics import geometric_mean, mean
 from typing import Any
 
 from hf_domino import DominoConfig
+from hf_domino._common.run_record import Run
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED, RECYCLED, keeps_seed
 from hf_domino.evaluation.benchmark.report import (
     label,
@@ -34,6 +35,7 @@ from study.summary import summarize as summarize_runs
 
 EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
 ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
+WAYS = (BASELINE, PACKED, RECYCLED[-1], WITH_LOOKUP)  # of a model on a CPU
 OURS = (*RECYCLED, ALONE, WITH_LOOKUP)  # methods that run in hf_domino's loop with default settings
 COMPILED = "plain, static"  # of model_cards/workshop/benchmarks/pairs.py
 MEASURED_ON = {
@@ -263,9 +265,18 @@ def costs(folder: Path, files: Sequence[str]) -> str:
     """What the trainings of Domino drafters took, a line for each file, and how many tokens a round then emitted."""
     body = []
     for name in files:
+        if name.endswith(".json"):  # the record of one run
+            run = Run.load((folder / name).parent)
+            assert run is not None
+            figures = {field: value for logged in run.log for field, value in logged.items()}
+            cells = [f"{run.texts['train'].examples:,}", f"{run.steps:,}"]
+            cells.append(f"{60 * figures['hours']:.0f} min on {run.provenance['hardware']}")
+            cells.append(f"{figures['eval_walked_acceptance_length']:.2f}")
+            body.append([f"[{_target_of(name)}]({name})", *cells])
+            continue
         rows = read_results(folder / name)
         if "train_runtime" in rows[0]:  # runs that went on from each other
-            target = Path(name).parent.name.removesuffix("-domino")
+            target = _target_of(name)
             seconds = sum(row["train_runtime"] for row in rows)
             examples = int(rows[-1]["rows"].split()[0])
             steps = sum(row["steps"] for row in rows)
@@ -279,6 +290,31 @@ def costs(folder: Path, files: Sequence[str]) -> str:
         cells = [f"{examples:,}", f"{steps:,}", f"{seconds / 60:.0f} min on {hardware}", f"{length:.2f}"]
         body.append([f"[{target}]({name})", *cells])
     return markdown_table(["examples", "steps", "time", "tokens a round"], body)
+
+
+def _target_of(name: str) -> str:
+    """The target of a file in a drafter's folder."""
+    return Path(name).parent.name.removesuffix("-domino")
+
+
+def ways(folder: Path, files: Sequence[str]) -> str:
+    """Greedy tokens a second of every way to decide between, and in brackets over plain: a line for each file."""
+    body = []
+    settings = _by_setting(folder, files)
+    for setting, runs in settings.items():
+        for name, rows in runs.items():
+            cells = []
+            for method in WAYS:
+                found = rows_of(rows, method, "greedy")
+                cells.append("")
+                if found:
+                    speed = geometric_mean(row["tokens_per_second"] for row in found)
+                    cells[-1] = f"{speed:.3g}"
+                    if method != BASELINE:
+                        cells[-1] += f" ({speed_ratio(rows, method, BASELINE, 'greedy')[0]:.2f} x)"
+            body.append([f"{setting}: [{_prompts(name)}]({name})", *cells])
+    notes = _weights(*(rows for runs in settings.values() for rows in runs.values()))
+    return f"{markdown_table([plain_label(method) for method in WAYS], body)}\n{notes}\n"
 
 
 def rollouts(folder: Path, files: Sequence[str]) -> str:
@@ -442,6 +478,7 @@ TABLES = (
     trained,
     minutes,
     costs,
+    ways,
     rollouts,
     edits,
     tasks,

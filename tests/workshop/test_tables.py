@@ -42,6 +42,14 @@ def test_a_line_is_what_the_rows_give(tmp_path):
     assert "| tiny in float32, 2 threads of a CPU | own prompts, greedy |" in text
 
 
+def test_ways_to_decide_between_stand_in_one_table(tmp_path):
+    rows = [measured.row("plain", 0, [4.0]), measured.row("packed", 0, [5.0]), measured.row("domino_lookup", 0, [8.0])]
+    (tmp_path / "results-edits.jsonl").write_text(to_lines(rows))
+    said = tables.ways(tmp_path, ["results-edits.jsonl"])
+    line = "| tiny in float32, 2 threads of a CPU: [edits](results-edits.jsonl) | 4 | 5 (1.25 x) |  | 8 (2.00 x) |"
+    assert line in said
+
+
 @pytest.mark.parametrize("name", ["gain", "methods"])
 def test_each_processor_and_dtype_has_a_table_and_the_dtype_of_files_is_the_first(name, tmp_path):
     target = "qwen2.5-coder-0.5b-instruct"

@@ -68,7 +68,7 @@ class Conversation:
 
     pair: Pair
     system: str | None = None
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     _read: torch.Tensor | None = None  # tokens that the cache holds, [1, T]
     _cache: Any = None
 
@@ -85,6 +85,9 @@ class Conversation:
     def answer(self, said: str, printer: RoundPrinter, arguments: dict[str, Any]) -> None:
         """Answer a message. After an interrupt, the part that was written stays in the conversation."""
         from hf_domino._common.cache_name import CACHE
+        from hf_domino.configuration.from_target import eos_ids_of
+        from hf_domino.data.answers import message_of
+        from hf_domino.data.writers import Written
         from hf_domino.evaluation.benchmark.prompts import inputs_of
 
         self.messages.append({"role": "user", "content": said})
@@ -102,15 +105,9 @@ class Conversation:
             self._read = output.sequences
             self._cache = getattr(output, CACHE)
         finally:
-            self.messages.append({"role": "assistant", "content": self._answer_of(printer.tokens)})
-
-    def _answer_of(self, tokens: list[int]) -> str:
-        """Return the text of an answer without its end token, but with other special tokens, as around reasoning."""
-        from hf_domino.configuration.from_target import eos_ids_of
-
-        if tokens and tokens[-1] in eos_ids_of(self.pair.target.generation_config):
-            tokens = tokens[:-1]
-        return self.pair.tokenizer.decode(tokens, skip_special_tokens=False)
+            ended = printer.tokens[-1:] and printer.tokens[-1] in eos_ids_of(self.pair.target.generation_config)
+            written = Written(printer.tokens, bool(ended))
+            self.messages.append(message_of(ids[0].tolist(), written, self.pair.tokenizer, is_chat=self.pair.is_chat))
 
 
 def _read() -> str | None:

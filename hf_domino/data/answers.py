@@ -7,6 +7,7 @@ reasoning, that turn becomes a separate example.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +23,9 @@ Answer = dict[str, Any]  # an answer to a prompt, with the fields that `write_an
 TOO_LONG = "too long"
 UNENDED = "unended"
 REFUSED = "refused by the chat template"
+# How gpt-oss marks channels. Its template, like others, takes a message without them.
+CHANNEL = "<|channel|>"
+FINAL_PART = re.compile(r"<\|channel\|>final.*?<\|message\|>", re.DOTALL)
 FIRST_SEED = 500_000  # answers use seeds from here on, and prompts use those below
 TURN_STRIDE = 10_000_019  # distance between the seeds of two turns in a batch of chats
 
@@ -92,22 +96,33 @@ def _add(answer: Answer, read: list[int], text: Written, tokenizer: Any, prompt:
     example = examples[-1]
     example["loss_mask"] += [0] * (len(read) - len(example["input_ids"])) + [1] * len(text.ids)
     example["input_ids"] = read + text.ids
-    answer["messages"].append(_message(read, text, tokenizer, prompt))
+    message = message_of(read, text, tokenizer, prompt.fields.get("tools"), bool(prompt.messages))
+    answer["messages"].append(message)
     answer["flaw"] = None if text.ended else UNENDED
 
 
-def _message(read: list[int], text: Written, tokenizer: Any, prompt: Prompt) -> Message:
+def message_of(read: list[int], text: Written, tokenizer: Any, tools: Any = None, is_chat: bool = True) -> Message:
     """Turn the text that the target wrote into a message, with the tokenizer's `response_template` if it has one.
 
-    Otherwise, the message holds the whole text without its end token. Special tokens that mark reasoning and channels
-    stay in it, because without them a chat template would take the reasoning for the answer.
+    Otherwise, the message holds the text without its end token; of a text in channels, only what the last final one
+    says. Special tokens that mark reasoning stay in it, because without them a chat template would take the reasoning
+    for the answer.
+
+    Args:
+        read (`list[int]`): Token ids of the prompt.
+        text (`Written`): What the target wrote.
+        tokenizer (`PreTrainedTokenizerBase`): The target's tokenizer.
+        tools (*optional*): The tools that the prompt offered.
+        is_chat (`bool`, *optional*, defaults to `True`): Whether the prompt was a chat.
     """
     written = text.ids[:-1] if text.ended else text.ids
     words = tokenizer.decode(written)
     message: Message = {"role": ASSISTANT, "content": words}
-    if prompt.messages and text.ids and getattr(tokenizer, "response_template", None):
+    if is_chat and CHANNEL in words:
+        message["content"] = FINAL_PART.split(words)[-1] if FINAL_PART.search(words) else ""
+    if is_chat and text.ids and getattr(tokenizer, "response_template", None):
         try:
-            parsed = tokenizer.parse_response(text.ids, prefix=read, tools=prompt.fields.get("tools"))
+            parsed = tokenizer.parse_response(text.ids, prefix=read, tools=tools)
         except ValueError:  # the text is cut, or does not match the response template
             return message
         message = {"content": "", **parsed, "role": ASSISTANT}

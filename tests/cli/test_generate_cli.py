@@ -292,6 +292,36 @@ def test_an_answers_special_tokens_stay_in_the_conversation(pair, monkeypatch):
     assert printer.text == "ab"
 
 
+@pytest.mark.parametrize(
+    ("written", "goes_back"),
+    [
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>well", "well"),
+        ("<|channel|>final <|constrain|>json<|message|>{}", "{}"),
+        ("<|channel|>analysis<|message|>h", ""),
+        ("<think>hm</think>well", "<think>hm</think>well"),
+    ],
+)
+def test_only_the_final_part_of_an_answer_in_channels_goes_back(written, goes_back, pair, monkeypatch):
+    """As gpt-oss writes; its template refuses a message with the markers of channels."""
+    pair.tokenizer.chat_template = (
+        "{% for m in messages %}{% if '<|channel|>' in m.content %}{{ raise_exception('markers') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    conversation = Conversation(pair)
+
+    def generate(input_ids, streamer, **arguments):
+        streamer.put(input_ids)
+        streamer.put(torch.tensor(pair.tokenizer(written)["input_ids"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pair.target, "generate", generate)
+    for _ in range(2):
+        printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
+        with pytest.raises(KeyboardInterrupt):
+            conversation.answer("x", printer, {})
+        assert conversation.messages[-1] == {"role": "assistant", "content": goes_back}
+
+
 def test_what_was_written_before_an_interrupt_is_kept(pair, monkeypatch):
     printer = RoundPrinter(pair.tokenizer, Console(file=io.StringIO()), shows_rounds=False)
     put = printer.put

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +19,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import BUNDLED_PROMPTS
+from hf_domino.data.names import read_template_fields
 from hf_domino.data.prompts import Asked, bundled_prompts, read_prompts
 from hf_domino.formats.source import CARDS, RECYCLING, card_folders, check_is_target, check_source, has_model
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.targets.compatibility import check_target
 from hf_domino.targets.identity import identify
-from hf_domino.targets.loading import AutoTarget
+from hf_domino.targets.loading import AutoTarget, trusting
 
 BUNDLED = "pycoder-13m"
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
@@ -43,7 +44,9 @@ def check_device(device: str) -> None:
         ) from error
 
 
-def choose_dtype(given: str | None, device: str, target: str | Path | None) -> torch.dtype:
+def choose_dtype(
+    given: str | None, device: str, target: str | Path | None, trust_remote_code: bool = False
+) -> torch.dtype:
     """Return the dtype to load a target and its drafters in, by the rule that all commands share.
 
     A `given` dtype is used as it is. The default is float32 on a CPU, and on a GPU the dtype of the target's checkpoint
@@ -55,7 +58,7 @@ def choose_dtype(given: str | None, device: str, target: str | Path | None) -> t
     if torch.device(device).type == "cpu":
         return torch.float32
     name = find_target(target)
-    config = AutoConfig.from_pretrained(name, **_offline(name))
+    config = AutoConfig.from_pretrained(name, **_offline(name), **trusting(trust_remote_code))
     saved = config.get_text_config(decoder=True).dtype or config.dtype or torch.bfloat16
     return supported_dtype(device, saved)
 
@@ -70,6 +73,7 @@ class Pair:
     tokenizer: Any
     drafters: Mapping[str, DominoDraftModel]
     assistant: Any = None
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # unless a prompt sets them itself
 
     @property
     def drafter(self) -> Any:
@@ -97,8 +101,15 @@ class Pair:
     def ask(self, messages: Sequence[dict[str, Any]]) -> Asked:
         """Turn messages into a prompt for the target's chat template, or into one text if it has no template."""
         if self.is_chat:
-            return {"messages": messages}
+            return self.with_template_kwargs({"messages": messages})
         return {"text": "".join(message["content"] for message in messages)}
+
+    def with_template_kwargs(self, prompt: Asked) -> Asked:
+        """Add the pair's variables of the chat template to a prompt of messages, except those that it sets itself."""
+        if "messages" not in prompt or not self.chat_template_kwargs:
+            return prompt
+        own = read_template_fields(prompt).get("chat_template_kwargs", {})
+        return prompt | {"chat_template_kwargs": {**self.chat_template_kwargs, **own}}
 
     def recycled(self) -> Pair:
         """Return a copy of the pair that drafts with token recycling, which works for every target."""
@@ -166,11 +177,15 @@ def load_pair(
     device: str = "cpu",
     others: Sequence[str | Path] = (),
     is_drafted: bool = True,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    trust_remote_code: bool = False,
 ) -> Pair:
     """Load a target and its drafters, without any network access if they are folders.
 
-    Each drafter is a folder, a Hub name, or `"recycling"`. The default is the drafter beside the target.
+    Each drafter is a folder, a Hub name, or `"recycling"`. The default is the drafter beside the target. Code that
+    comes with the target or the assistant is only run with `trust_remote_code`.
     """
+    trust = trusting(trust_remote_code)
     folder = Path(find_target(target))
     drafter = drafter or _drafter_of(folder)
     if drafter is None and is_drafted:
@@ -184,15 +199,18 @@ def load_pair(
             raise invalid_argument("each --drafter", "of another name", name, "Rename one of the folders.")
     if assistant is not None:
         check_source(assistant, "--assistant")
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), **_offline(folder))
+    tokenizer = AutoTokenizer.from_pretrained(str(folder), **_offline(folder), **trust)
+    if chat_template_kwargs and tokenizer.chat_template is None:
+        remedy = f"{folder} has no chat template that would read them."
+        raise invalid_argument("--chat-template-kwargs", "left out", chat_template_kwargs, remedy)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
 
-    def load(model_class: Any, name: str | Path) -> Any:
-        model = model_class.from_pretrained(str(name), dtype=dtype, **_offline(name))
+    def load(model_class: Any, name: str | Path, **options: Any) -> Any:
+        model = model_class.from_pretrained(str(name), dtype=dtype, **_offline(name), **options)
         return model.to(torch.device(device)).eval()
 
-    model = load(AutoTarget, folder)
+    model = load(AutoTarget, folder, **trust)
     loaded = {}
     for name, found in zip(names, drafters, strict=True):
         if is_recycling(found):
@@ -207,7 +225,8 @@ def load_pair(
         target=model,
         tokenizer=tokenizer,
         drafters=loaded,
-        assistant=assistant and load(AutoModelForCausalLM, assistant),
+        assistant=assistant and load(AutoModelForCausalLM, assistant, **trust),
+        chat_template_kwargs=chat_template_kwargs or {},
     )
 
 
@@ -239,10 +258,10 @@ def prompts_for(pair: Pair, given: str | Path | None = None) -> tuple[list[Asked
     """Return the prompts of a command, and where they come from: given, of the target, or bundled."""
     own = pair.folder / PROMPTS
     if given is not None:
-        return read_prompts(given, pair.is_chat), "given"
+        return list(map(pair.with_template_kwargs, read_prompts(given, pair.is_chat))), "given"
     if own.is_file():
-        return read_prompts(own, pair.is_chat), "of the target"
-    prompts = bundled_prompts(pair.is_chat)
+        return list(map(pair.with_template_kwargs, read_prompts(own, pair.is_chat))), "of the target"
+    prompts = list(map(pair.with_template_kwargs, bundled_prompts(pair.is_chat)))
     what = "questions about everyday matters, code and maths" if pair.is_chat else "beginnings of texts and code"
     print(f"prompts: the bundled {what}, as the target's folder has none", file=sys.stderr)
     return prompts, BUNDLED_PROMPTS

@@ -12,7 +12,7 @@ from typing import Any
 from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.options import add_flags
-from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, default_device, set_up, thread_count
+from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, TRUST_HELP, default_device, set_up, thread_count
 from hf_domino.data.settings import WritingSettings
 
 EXAMPLES = """\
@@ -43,8 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="files whose texts must not occur in the prompts, such as benchmarks, named like those of --prompts",
     )
-    add_flags(parser.add_argument_group("how to write the text"), WritingSettings)
+    group = parser.add_argument_group("how to write the text")
+    add_flags(group, WritingSettings)
+    # The old name of --chat-template-kwargs.
+    group.add_argument(
+        "--template-kwargs",
+        dest="chat_template_kwargs",
+        type=json.loads,
+        default=argparse.SUPPRESS,
+        help=argparse.SUPPRESS,
+    )
     add = parser.add_argument_group("which model writes, and where").add_argument
+    add("--trust-remote-code", action="store_true", help=TRUST_HELP)
     add("--dtype", **DTYPE, help=f"dtype of the target (default: {DEFAULT_DTYPE})")
     add("--device", help="device of the target (default: cuda if there is a GPU, else cpu)")
     add("--threads", type=thread_count, help="number of CPU threads (default: chosen by torch)")
@@ -59,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from hf_domino.data.self_written import check_writes_prompts
     from hf_domino.data.writing import write_data
     from hf_domino.pair import find_target
+    from hf_domino.targets.loading import trusting
 
     for name in ("prompts", "exclude"):  # before anything is loaded
         setattr(options, name, [prompt_file(path, f"--{name}") for path in getattr(options, name)])
@@ -69,10 +80,11 @@ def run(options: argparse.Namespace) -> int:
     from transformers import AutoConfig, AutoTokenizer
 
     set_up(options.threads)
-    tokenizer = AutoTokenizer.from_pretrained(options.target)
+    trust = trusting(options.trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(options.target, **trust)
     if not options.prompts:
         check_writes_prompts(tokenizer)  # first: a base model cannot write prompts, whatever its context window is
-    config = AutoConfig.from_pretrained(options.target)
+    config = AutoConfig.from_pretrained(options.target, **trust)
     settings = replace(settings, max_length=within_window(config, settings.max_length, settings.max_new_tokens))
     load = _from_endpoint if options.endpoint else _from_target
     writer, ends, identity = load(options, tokenizer)
@@ -90,13 +102,14 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     from hf_domino.data.writers import CHUNK, TargetWriter
     from hf_domino.pair import choose_dtype
     from hf_domino.targets.identity import identify
-    from hf_domino.targets.loading import AutoTarget
+    from hf_domino.targets.loading import AutoTarget, trusting
 
     device = options.device or default_device()
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
-    dtype = choose_dtype(options.dtype, device, options.target)
-    target = AutoTarget.from_pretrained(options.target, dtype=dtype).to(device).eval()
+    dtype = choose_dtype(options.dtype, device, options.target, options.trust_remote_code)
+    trust = trusting(options.trust_remote_code)
+    target = AutoTarget.from_pretrained(options.target, dtype=dtype, **trust).to(device).eval()
     return TargetWriter(target, CHUNK), eos_ids_of(target.generation_config), identify(target)
 
 
@@ -107,11 +120,13 @@ def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, An
     from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import EndpointWriter
     from hf_domino.targets.identity import TargetIdentity
+    from hf_domino.targets.loading import trusting
 
     try:
         config = GenerationConfig.from_pretrained(options.target)
     except OSError:  # a target without a generation configuration
-        config = AutoConfig.from_pretrained(options.target).get_text_config(decoder=True)
+        trust = trusting(options.trust_remote_code)
+        config = AutoConfig.from_pretrained(options.target, **trust).get_text_config(decoder=True)
     ends = eos_ids_of(config)
     if tokenizer.eos_token_id in ends:  # the server's own end token comes first
         ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *ends)))

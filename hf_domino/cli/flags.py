@@ -7,9 +7,11 @@ needs torch, they are repeated here, and a test compares the two.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.dtypes import DTYPES, dtype_name
@@ -40,6 +42,19 @@ def number(least: float, most: float = math.inf, kind: type = int) -> Callable[[
     return read
 
 
+def json_object(text: str) -> dict[str, Any]:
+    """Read a JSON object from a flag; argparse reports the error."""
+    value = None
+    with suppress(ValueError):
+        value = json.loads(text)
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"must be a JSON object, such as {EXAMPLE}, got {text!r}")
+    return value
+
+
+EXAMPLE = """'{"enable_thinking": false}'"""
+TEMPLATE_HELP = f"variables for the chat template, as JSON: {EXAMPLE}"
+TRUST_HELP = "run the code that comes with a model, which Transformers asks for; read it first"
 LOOKUP_TOKENS = 10
 positive_int = number(1)
 thread_count = number(1, 1024)  # torch starts as many threads as it is told to
@@ -63,6 +78,8 @@ def add_models(group: argparse._ArgumentGroup, measures: bool = False, is_drafte
         names += ", or recycling (token recycling, which needs no training)"
         beside += ", else recycling"
     add("--drafter", action=action, help=f"{names} (default: {beside}){drafter_help}")
+    add("--chat-template-kwargs", type=json_object, default={}, metavar="JSON", help=TEMPLATE_HELP)
+    add("--trust-remote-code", action="store_true", help=TRUST_HELP)
     add("--dtype", **DTYPE, help=f"dtype of all models (default: {DEFAULT_DTYPE})")
     add("--device", help="device of all models (default: cuda if there is a GPU, else cpu)")
     add("--threads", type=thread_count, help="number of CPU threads (default: chosen by torch)")
@@ -132,11 +149,20 @@ def load_models(options: argparse.Namespace, is_drafted: bool = False) -> Pair:
     from hf_domino.publishing.released import known_drafters
 
     device = options.device or default_device()
-    dtype = choose_dtype(options.dtype, device, options.target)
+    trust = options.trust_remote_code
+    dtype = choose_dtype(options.dtype, device, options.target, trust)
     set_up(options.threads)
     name = str(dtype).removeprefix("torch.")
     print(f"loading {options.target or 'the bundled pair'} in {name} on {device}", file=sys.stderr)
-    pair = load_pair(options.target, options.drafter, dtype=dtype, device=device, is_drafted=is_drafted)
+    pair = load_pair(
+        options.target,
+        options.drafter,
+        dtype=dtype,
+        device=device,
+        is_drafted=is_drafted,
+        chat_template_kwargs=options.chat_template_kwargs,
+        trust_remote_code=trust,
+    )
     if pair.drafter is None:
         pair = pair.recycled()
         print(known_drafters(options.target or "") or NO_DRAFTER, file=sys.stderr)

@@ -36,6 +36,7 @@ SUMMARIES = {
 FIRST_DAY = ("generate", "chat", "bench", "check", "train")
 COMMANDS = {name: (f"hf_domino.cli.{name}", summary) for name, summary in SUMMARIES.items()}
 HELP = {"-h", "--help"}
+TRUST = "trust_remote_code=True"  # in Transformers' error about a model that comes with code
 Commands = Mapping[str, tuple[str, str]]
 # Loggers whose warnings do not help the user: they concern torchao's kernels for other machines, torchao's calls of
 # torch, and parameters that were placed on purpose.
@@ -67,10 +68,13 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
     except KeyboardInterrupt:
         return INTERRUPTED
     except Exception as error:
+        needs_trust = isinstance(error, ValueError) and TRUST in str(error)
         system_error = error if isinstance(error, OSError) and error.strerror and error.filename else None
         packages = {*OWN, *(module.partition(".")[0] for module, _ in commands.values())}
-        if options.traceback or not (is_own(error, packages) or system_error or why_no_room(error)):
+        if options.traceback or not (is_own(error, packages) or system_error or needs_trust or why_no_room(error)):
             raise
+        if needs_trust:
+            error = ValueError(f"{error}\nThe option is --trust-remote-code.")
         if system_error is not None:
             what = f"{system_error.filename} cannot be used: {system_error.strerror}"
             error = OSError(f"{what}. Name another place, or free that one.")

@@ -55,7 +55,7 @@ def write_answers(
             for answer in answers:
                 prompt = prompts[answer["number"]]
                 if answer["flaw"] is None and turn < len(prompt.turns):
-                    read = _read(answer, prompt, turn, tokenizer, settings.template_kwargs)
+                    read = _read(answer, prompt, turn, tokenizer, settings.chat_template_kwargs)
                     if read is None:
                         continue
                     if len(read) + settings.max_new_tokens <= settings.max_length:

@@ -65,7 +65,7 @@ def write_prompts(
 
     Each round asks for as many prompts as the share that was kept in the round before suggests.
     """
-    opening, turn_ends = find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
+    opening, turn_ends = find_user_turn(tokenizer, ends, settings.system, settings.chat_template_kwargs)
     sampling = Sampling(settings.max_prompt_tokens, settings.prompt_temperature, settings.prompt_top_p, turn_ends)
     wanted = settings.rows or DEFAULT_ROWS
     size = settings.batch_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import InitVar, asdict, dataclass, fields
 from typing import Any
 
 from hf_domino._common.errors import invalid_argument
@@ -50,7 +50,7 @@ class WritingSettings:
         0, "number of chats that go to evaluation.jsonl instead of train.jsonl", name="num_eval_examples", metavar="N"
     )
     system: str | None = option(None, "system turn for chats that have none (default: that of the chat template)")
-    template_kwargs: Mapping[str, Any] = option(
+    chat_template_kwargs: Mapping[str, Any] = option(
         {}, """variables for the chat template, as JSON: '{"enable_thinking": false}'""", type=json.loads
     )
     plain: bool = option(
@@ -59,8 +59,11 @@ class WritingSettings:
         "target without a chat template)",
     )
     seed: int = option(0, "random seed for sampling")
+    template_kwargs: InitVar[Mapping[str, Any] | None] = None  # the old name of `chat_template_kwargs`
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, template_kwargs: Mapping[str, Any] | None) -> None:
+        if template_kwargs is not None:
+            object.__setattr__(self, "chat_template_kwargs", template_kwargs)
         rows = math.inf if self.rows is None else self.rows
         longest = max(self.max_new_tokens, self.max_prompt_tokens)
         right_temperatures = self.temperatures and all(0 <= value < math.inf for value in self.temperatures)
@@ -73,7 +76,7 @@ class WritingSettings:
             "prompt_temperature": (0 < self.prompt_temperature < math.inf, "above 0 and finite"),
             "temperatures": (right_temperatures, "one or more numbers, at least 0 and finite"),
             "seed": (0 <= self.seed <= MOST_SEED, f"in [0, {MOST_SEED}]"),
-            "template_kwargs": (isinstance(self.template_kwargs, dict), "a JSON object"),
+            "chat_template_kwargs": (isinstance(self.chat_template_kwargs, dict), "a JSON object"),
             "max_length": (self.max_length > longest, f"above {longest} (the longest text to be written)"),
         }
         for name, (is_right, expected) in ranges.items():

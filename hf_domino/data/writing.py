@@ -29,6 +29,7 @@ from hf_domino.targets.identity import TargetIdentity, check_same
 
 SETTINGS = "settings.json"
 UNITS = "units"
+OLD_NAME = "template_kwargs"  # of chat_template_kwargs, in folders that an earlier version began
 TRAIN = "train.jsonl"
 EVALUATION = "evaluation.jsonl"
 REPORT = "report.json"
@@ -82,7 +83,7 @@ def write_data(
     if prompts:
         filtered = _filter(given, tokenizer, exclusions, settings)
     else:
-        find_user_turn(tokenizer, ends, settings.system, settings.template_kwargs)
+        find_user_turn(tokenizer, ends, settings.system, settings.chat_template_kwargs)
     template = hashlib.sha256(json.dumps(tokenizer.chat_template).encode()).hexdigest()[:16]
     target = identity.to_dict() if identity else None
     record = {"chat template": template, "target": target}
@@ -118,6 +119,8 @@ def _begin(output: Path, record: dict[str, Any]) -> None:
     path = output / SETTINGS
     if path.exists():
         found = json.loads(path.read_text(encoding="utf-8"))
+        if OLD_NAME in found:
+            found["chat_template_kwargs"] = found.pop(OLD_NAME)
         recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, record))
         if target is not None:
             check_same(recorded, target, str(output), START_AGAIN)

@@ -31,7 +31,15 @@ class AutoTarget:
     from_config = partial(_by_first, "from_config")
 
 
-def load_target(name: str, device: str, dtype: str = "auto") -> PreTrainedModel:
+def trusting(trust_remote_code: bool) -> dict[str, Any]:
+    """Return the arguments with which `from_pretrained` runs code that comes with a model, if it is trusted.
+
+    Without the argument, Transformers asks in a terminal.
+    """
+    return {"trust_remote_code": True} if trust_remote_code else {}
+
+
+def load_target(name: str, device: str, dtype: str = "auto", **options: Any) -> PreTrainedModel:
     """Load a target from a folder or the Hub.
 
     Args:
@@ -39,10 +47,11 @@ def load_target(name: str, device: str, dtype: str = "auto") -> PreTrainedModel:
         device (`str`): Type of the device on which the target will run.
         dtype (`str`, *optional*, defaults to `"auto"`): dtype of the weights. With `"auto"`, it is that of the files,
             or float32 on a CPU without instructions for bfloat16, which is many times as fast there.
+        options: Other arguments of `from_pretrained`.
     """
     if dtype == "auto" and fast_dtype(device) == torch.float32:
         dtype = "float32"
-    return AutoTarget.from_pretrained(name, dtype=dtype)
+    return AutoTarget.from_pretrained(name, dtype=dtype, **options)
 
 
 def place_target(target: PreTrainedModel, device: torch.device) -> None:

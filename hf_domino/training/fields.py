@@ -24,6 +24,9 @@ class ModelArguments:
     start_from_target: bool | None = option(
         None, "Start a new drafter as a copy of the target's last layers (default: with minutes, if they fit)."
     )
+    trust_remote_code: bool = option(
+        False, "Run the code that comes with the target, which Transformers asks for; read it first."
+    )
     overwrite: bool = option(False, "Start again if output_dir holds an earlier run, instead of continuing it.")
     cache_hidden_states: str | None = option(
         None, "Folder for the target's hidden states, so that the target runs only once and not in every epoch."

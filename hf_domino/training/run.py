@@ -27,7 +27,7 @@ from hf_domino.formats.fields import CONVOLUTION
 from hf_domino.formats.source import has_model
 from hf_domino.methods import DominoDraftModel
 from hf_domino.targets.identity import identify
-from hf_domino.targets.loading import load_target, place_target
+from hf_domino.targets.loading import load_target, place_target, trusting
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.fields import DataArguments, DrafterArguments, ModelArguments
 from hf_domino.training.hidden_states.folder import CachedRows
@@ -114,8 +114,9 @@ def make_trainer(
     since: float,
 ) -> tuple[DominoTrainer, str | None]:
     """Make the trainer of a run that began at `since` (by `time.perf_counter`), and find the checkpoint to resume."""
-    tokenizer = AutoTokenizer.from_pretrained(names.target)
-    target = load_target(str(names.target), args.device.type, names.target_dtype)
+    trust = trusting(names.trust_remote_code)
+    tokenizer = AutoTokenizer.from_pretrained(names.target, **trust)
+    target = load_target(str(names.target), args.device.type, names.target_dtype, **trust)
     if not names.cache_hidden_states:  # with which the target does not run in training
         place_target(target, args.device)
     set_seed(args.seed)  # for a new drafter's weights; the trainer sets it again for the order of the examples

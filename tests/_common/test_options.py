@@ -33,11 +33,11 @@ def test_the_docstring_and_the_flags_say_the_same(documented, options):
 
 def test_flags_are_read_as_their_fields_types():
     given = ["--num-examples", "7", "--temperatures", "0", "0.5", "--min-distinct", "0", "--plain", "--system", "S"]
-    read = parser_of(WritingSettings).parse_args([*given, "--template-kwargs", '{"a": 1}'])
+    read = parser_of(WritingSettings).parse_args([*given, "--chat-template-kwargs", '{"a": 1}'])
     settings = WritingSettings(**vars(read))
     assert (settings.rows, settings.temperatures, settings.min_distinct) == (7, [0.0, 0.5], 0.0)
     assert (settings.plain, settings.keep_unended, settings.system) == (True, False, "S")
-    assert settings.template_kwargs == {"a": 1}
+    assert settings.chat_template_kwargs == {"a": 1}
     assert WritingSettings(**vars(parser_of(WritingSettings).parse_args([]))) == WritingSettings()
 
 

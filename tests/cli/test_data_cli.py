@@ -88,7 +88,7 @@ def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):
         ("--num-eval-examples 3 --num-examples 3", "eval_rows must be at least 0 and below rows=3, got 3"),
         ("--seed -1", "seed must be in [0, 4294967295], got -1. Choose another value (--seed)."),
         ("--threads 0", "--threads: must be a number in [1, 1024], got '0'"),
-        ("--template-kwargs [1]", "template_kwargs must be a JSON object, got [1]"),
+        ("--template-kwargs [1]", "chat_template_kwargs must be a JSON object, got [1]"),
         ("--max-new-tokens 300", "must be below 256, because the target reads no more, got 300. Choose a shorter one"),
         ("--max-new-tokens 5000", "got 4096. This is the default: choose another value (--max-length)."),
         ("--target nowhere/at-all", "--target must be a folder or a Hub name"),

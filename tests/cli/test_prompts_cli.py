@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import json
+import shutil
 
 import pytest
 from chats import TEMPLATE, chat_tokenizer, write_lines
@@ -20,6 +21,7 @@ COMMANDS = {
     "check": "--drafter {drafter} --max-new-tokens 4",
     "data": "--max-new-tokens 2 --keep-unended --min-distinct 0 --temperatures 0 --output {}",
     "generate": "--drafter recycling --max-new-tokens 2 abc",
+    "explain": "--drafter recycling --max-new-tokens 2 --html {}.html abc",
     "chat": "--drafter recycling --max-new-tokens 2",
 }
 IN_FILES = ("bench", "check", "data")
@@ -54,6 +56,27 @@ def asked(saved_pair, tiny_tokenizer, tmp_path, monkeypatch):
         return read
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("command", "flag"), [*((command, "--chat-template-kwargs") for command in COMMANDS), ("data", "--template-kwargs")]
+)
+def test_every_command_passes_variables_to_the_chat_template(command, flag, asked):
+    """As `enable_thinking`; the second name is the one that `data` had alone."""
+    record = {"prompt": "abc"} if command in IN_FILES else {}
+    read = asked(command, "{{ mood }}" + TEMPLATE, flag, '{"mood": "(calm)"}', **record)
+    about_it = [text for text in read if "abc" in text]
+    assert about_it
+    assert all(text.startswith(f"(calm){AS_CHAT}") for text in about_it)
+
+
+def test_variables_that_no_template_reads_are_refused(saved_pair, capsys):
+    call = ["generate", "--target", str(saved_pair[0]), "--drafter", "recycling", "abc", "--chat-template-kwargs"]
+    assert main([*call, '{"mood": "calm"}']) == 2
+    assert "--chat-template-kwargs must be left out, got {'mood': 'calm'}" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([*call, "[1]"])
+    assert "--chat-template-kwargs: must be a JSON object, such as" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("template", "expected"), [(TEMPLATE, AS_CHAT), (None, "abc")])
@@ -100,3 +123,32 @@ def test_bundled_prompts_are_distinct_questions_of_each_kind_in_turn():
     assert len(set(prompts)) == len(prompts) == 72
     assert prompts[2::3] == [prompt["text"] for prompt in read_prompts("maths")]
     assert len({prompt["text"] for prompt in bundled_prompts(is_chat=False)}) == 24
+
+
+CODE = """
+from transformers import PretrainedConfig, Qwen3Config, Qwen3ForCausalLM
+
+class OwnConfig(Qwen3Config):
+    model_type = "own"
+
+class OwnForCausalLM(Qwen3ForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.mark.parametrize("command", ["generate --drafter recycling --max-new-tokens 2 abc", "data --max-new-tokens 2"])
+def test_code_that_comes_with_a_target_runs_if_it_is_trusted(command, saved_pair, tmp_path, monkeypatch, capsys):
+    folder = tmp_path / "own"
+    shutil.copytree(saved_pair[0], folder)
+    config = json.loads((folder / "config.json").read_text()) | {"model_type": "own"}
+    config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "own.py").write_text(CODE)
+    words = [*command.split(), "--target", str(folder), "--threads", "1"]
+    if command.startswith("data"):
+        prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": "abc"}])
+        words += ["--prompts", str(prompts), "--keep-unended", "--min-distinct", "0", "--output", str(tmp_path / "out")]
+    monkeypatch.setattr("sys.stdin", io.StringIO("n\n"))
+    assert main(words) == 2
+    assert "The option is --trust-remote-code." in capsys.readouterr().err
+    assert main([*words, "--trust-remote-code"]) == 0

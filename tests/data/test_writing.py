@@ -159,7 +159,7 @@ def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
     with pytest.raises(ValueError, match=r"max_new_tokens must be 12, .* got 9.*another folder"):
         begin(settings={"max_new_tokens": 9})
     recorded = json.loads((tmp_path / "data/settings.json").read_text())
-    assert {"chat template", "template_kwargs", "temperatures", "target", "versions"} <= set(recorded)
+    assert {"chat template", "chat_template_kwargs", "temperatures", "target", "versions"} <= set(recorded)
     assert str(tmp_path) not in json.dumps(recorded)
 
 
@@ -167,7 +167,7 @@ def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
     ("field", "value"),
     [
         ("rows", 0), ("batch_size", 0), ("temperatures", (0.5, -1.0)), ("temperatures", ()), ("prompt_top_p", 0.0),
-        ("min_distinct", 2.0), ("max_length", 512), ("eval_rows", -1), ("template_kwargs", [1]),
+        ("min_distinct", 2.0), ("max_length", 512), ("eval_rows", -1), ("chat_template_kwargs", [1]),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused(field, value):

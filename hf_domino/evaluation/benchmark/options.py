@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED, PROMPTS_HELP
@@ -73,6 +75,8 @@ class BenchOptions:
     drafter: tuple[str, ...] = ()  # if there are several, of any method, they are compared
     dtype: str | None = None  # `pair.choose_dtype` chooses the default
     device: str = "cpu"
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    trust_remote_code: bool = False
     assistant: str | None = option(
         None, "a small model with the same vocabulary as the target, to compare with", group=MODELS
     )

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from hf_domino.data.names import read_template_fields
 from hf_domino.data.prompts import Asked, encode_prompt
 from hf_domino.pair import Pair
 
@@ -27,6 +28,8 @@ def source(prompt: Asked) -> list[Any]:
     """Return what identifies a prompt in a result: module, offset and hash."""
     if "messages" in prompt:
         text = json.dumps(prompt["messages"])
+        if fields := read_template_fields(prompt):
+            text += json.dumps(fields, sort_keys=True)
     else:
         text = prompt["text"]
     digest = prompt.get("sha256") or hashlib.sha256(text.encode()).hexdigest()

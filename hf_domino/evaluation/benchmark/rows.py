@@ -36,6 +36,7 @@ def settings_of(options: BenchOptions, pair: Pair, methods: Iterable[str]) -> di
         "assistant": assistant,
         "methods": list(methods),
         **({"columns": list(options.columns)} if options.columns else {}),
+        **({"chat_template_kwargs": dict(pair.chat_template_kwargs)} if pair.chat_template_kwargs else {}),
         **{name: getattr(options, name) for name in OF_OPTIONS},
         "device": torch.device(options.device).type,
         "models": pair.models,

@@ -35,7 +35,7 @@ def benchmark(options: BenchOptions) -> list[Result]:
     check_writable(options.results.parent, "the folder of --results")
     if options.prompts is not None:  # a wrong file is an error before models are loaded
         read_prompts(options.prompts, is_chat=True)
-    dtype = choose_dtype(options.dtype, options.device, options.target)
+    dtype = choose_dtype(options.dtype, options.device, options.target, options.trust_remote_code)
     options = replace(options, dtype=str(dtype).removeprefix("torch."))
     drafter, *others = options.drafter or (None,)
     pair = load_pair(
@@ -46,6 +46,8 @@ def benchmark(options: BenchOptions) -> list[Result]:
         device=options.device,
         others=others,
         is_drafted=options.needs_drafter,
+        chat_template_kwargs=options.chat_template_kwargs,
+        trust_remote_code=options.trust_remote_code,
     )
     is_free = pair.drafter is None or list(pair.drafters) == [RECYCLING]
     if pair.drafter is None and (options.methods in (None, (ALL,)) or options.tree_size is not None):

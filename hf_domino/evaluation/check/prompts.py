@@ -79,6 +79,8 @@ def _prepare(prompt: Any, tokenizer: Any, has_template: bool) -> dict[str, Any]:
     for switch in THINKING_SWITCHES:
         if is_chat and has_template and re.search(rf"\b{switch}\b", str(tokenizer.chat_template)):
             own = read_template_fields(prompt).get("chat_template_kwargs", {})
+            if switch in own:
+                return {THINKING if own[switch] else NOT_THINKING: encode_prompt(prompt, tokenizer)}
             modes = [prompt | {"chat_template_kwargs": own | {switch: value}} for value in (True, False)]
             on, off = (encode_prompt(mode, tokenizer) for mode in modes)
             if on != off:  # otherwise, the word in the template means something else

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from hf_domino._common.dtypes import dtype_of, supported_dtype
 from hf_domino._common.errors import invalid_argument
@@ -25,7 +25,7 @@ from hf_domino.formats.source import CARDS, RECYCLING, card_folders, check_is_ta
 from hf_domino.methods import DominoDraftModel, recycling
 from hf_domino.targets.compatibility import check_target
 from hf_domino.targets.identity import identify
-from hf_domino.targets.loading import AutoTarget, trusting
+from hf_domino.targets.loading import AutoTarget, load_config, trusting
 
 BUNDLED = "pycoder-13m"
 PROMPTS = "prompts.jsonl"  # held-out prompts in a target's folder
@@ -58,7 +58,7 @@ def choose_dtype(
     if torch.device(device).type == "cpu":
         return torch.float32
     name = find_target(target)
-    config = AutoConfig.from_pretrained(name, **_offline(name), **trusting(trust_remote_code))
+    config = load_config(name, **_offline(name), **trusting(trust_remote_code))
     saved = config.get_text_config(decoder=True).dtype or config.dtype or torch.bfloat16
     return supported_dtype(device, saved)
 
@@ -186,7 +186,8 @@ def load_pair(
     comes with the target or the assistant is only run with `trust_remote_code`.
     """
     trust = trusting(trust_remote_code)
-    folder = Path(find_target(target))
+    source = find_target(target)
+    folder = Path(source)  # which is not a Hub name everywhere: on Windows, it has another separator
     drafter = drafter or _drafter_of(folder)
     if drafter is None and is_drafted:
         raise ValueError(f"--drafter must be given: there is no {domino_folder(folder)} beside the target {folder}.")
@@ -199,7 +200,7 @@ def load_pair(
             raise invalid_argument("each --drafter", "of another name", name, "Rename one of the folders.")
     if assistant is not None:
         check_source(assistant, "--assistant")
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), **_offline(folder), **trust)
+    tokenizer = AutoTokenizer.from_pretrained(source, **_offline(source), **trust)
     if chat_template_kwargs and tokenizer.chat_template is None:
         remedy = f"{folder} has no chat template that would read them."
         raise invalid_argument("--chat-template-kwargs", "left out", chat_template_kwargs, remedy)
@@ -210,7 +211,7 @@ def load_pair(
         model = model_class.from_pretrained(str(name), dtype=dtype, **_offline(name), **options)
         return model.to(torch.device(device)).eval()
 
-    model = load(AutoTarget, folder, **trust)
+    model = load(AutoTarget, source, **trust)
     loaded = {}
     for name, found in zip(names, drafters, strict=True):
         if is_recycling(found):

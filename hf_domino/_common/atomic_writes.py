@@ -9,12 +9,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
 from hf_domino._common.errors import invalid_argument
 
 GB = 1e9
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)  # of a filesystem without locks
 # torch.save reports every failed write with one of these messages, whatever the cause is.
 FELL_SHORT = ("unexpected pos", "PytorchStreamWriter failed", "iostream error")
 MAKE_ROOM = "What was there before is kept. Make room and run the same command again."
@@ -23,11 +24,20 @@ MAKE_ROOM = "What was there before is kept. Make room and run the same command a
 def check_writable(folder: Path, field: str) -> None:
     """Raise an error, before any work is done, if a folder cannot be created or written to."""
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if os.path.exists(place))
-    if not (place.is_dir() and os.access(place, os.W_OK)):
+    if not (place.is_dir() and os.access(place, os.W_OK) and _holds_files(place)):
         problem = "is read-only here" if place.is_dir() else "is a file"
         raise invalid_argument(
             field, "a folder that can be written to", str(folder), f"Choose another: {place} {problem}."
         )
+
+
+def _holds_files(folder: Path) -> bool:
+    """Return whether a file can be made in a folder, which the permissions alone do not say, as for root in /proc."""
+    try:
+        with TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        return error.errno in NO_ROOM
 
 
 def why_no_room(error: BaseException) -> str | None:
@@ -66,7 +76,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     Example:
     ```python
     >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory
+    >>> from tempfile import TemporaryDirectory, TemporaryFile
     >>> from hf_domino._common.atomic_writes import atomic_write
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "rows.txt")
@@ -83,9 +93,19 @@ def atomic_write(path: Path) -> Iterator[Path]:
     try:
         with needing_room(path, MAKE_ROOM):
             yield aside
-            os.replace(aside, path)
+            _put(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _put(aside: Path, path: Path) -> None:
+    """Rename a file to another; one that is mounted by itself, as into a container, is written over instead."""
+    try:
+        os.replace(aside, path)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        shutil.copyfile(aside, path)
 
 
 @contextmanager

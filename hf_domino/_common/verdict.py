@@ -31,6 +31,30 @@ def why_busy(load: float | None) -> str:
     return f"other programs kept the machine busy (load {load:.1f} per core), so measure again when it is idle"
 
 
+def busy_hint(load: float | None) -> str:
+    """Return what to do if other programs keep the machine busy, or an empty string if the load per core is low."""
+    if load is None or load < BUSY_LOAD:
+        return ""
+    return f"other programs keep the machine busy (load {load:.1f} per core): --threads 1 can be many times as fast now"
+
+
+def speed(tokens_per_second: float) -> str:
+    """Return a speed with two digits or more.
+
+    Example:
+    ```python
+    >>> from hf_domino._common.verdict import speed
+    >>> [speed(value) for value in (0.345, 2.04, 9.96, 123.4)]
+    ['0.34 tokens/s', '2.0 tokens/s', '10 tokens/s', '123 tokens/s']
+
+    ```
+    """
+    digits = 0
+    if tokens_per_second < 9.95:
+        digits = 1 if tokens_per_second >= 0.995 else 2
+    return f"{tokens_per_second:.{digits}f} tokens/s"
+
+
 def verdict(
     speed_up: float,
     who: str,

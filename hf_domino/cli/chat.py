@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hf_domino.cli.flags import add_choice, add_models
+from hf_domino.cli.flags import add_choice, add_models, readable
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,8 @@ def run(options: argparse.Namespace) -> None:
 
     from hf_domino.cli.answers import RoundPrinter, open_pair
 
+    with readable("--system"):
+        (options.system or "").encode()
     pair, arguments = open_pair(options)
     conversation = Conversation(pair, options.system)
     how = ""
@@ -114,7 +116,9 @@ def _read() -> str | None:
     """Read the user's next message; return None when the user ends the chat."""
     mark = "> " if sys.stdin.isatty() else ""
     try:
-        said = input(mark)
+        with readable("the message"):
+            said = input(mark)
+            said.encode()
     except (EOFError, KeyboardInterrupt):
         return None
     if said.strip() == "/quit":

@@ -12,7 +12,7 @@ from typing import Any
 from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.options import add_flags
-from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, TRUST_HELP, default_device, set_up, thread_count
+from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, TRUST_HELP, default_device, say_if_busy, set_up, thread_count
 from hf_domino.data.settings import WritingSettings
 
 EXAMPLES = """\
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     from hf_domino.data.self_written import check_writes_prompts
     from hf_domino.data.writing import write_data
     from hf_domino.pair import find_target
-    from hf_domino.targets.loading import trusting
+    from hf_domino.targets.loading import load_config, trusting
 
     for name in ("prompts", "exclude"):  # before anything is loaded
         setattr(options, name, [prompt_file(path, f"--{name}") for path in getattr(options, name)])
@@ -77,14 +77,14 @@ def run(options: argparse.Namespace) -> int:
     settings = WritingSettings(**{each.name: getattr(options, each.name) for each in fields(WritingSettings)})
     options.target = find_target(options.target)
     shard = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))  # torchrun sets them
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoTokenizer
 
     set_up(options.threads)
     trust = trusting(options.trust_remote_code)
     tokenizer = AutoTokenizer.from_pretrained(options.target, **trust)
     if not options.prompts:
         check_writes_prompts(tokenizer)  # first: a base model cannot write prompts, whatever its context window is
-    config = AutoConfig.from_pretrained(options.target, **trust)
+    config = load_config(options.target, **trust)
     settings = replace(settings, max_length=within_window(config, settings.max_length, settings.max_new_tokens))
     load = _from_endpoint if options.endpoint else _from_target
     writer, ends, identity = load(options, tokenizer)
@@ -107,26 +107,31 @@ def _from_target(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any,
     device = options.device or default_device()
     if device == "cuda" and "LOCAL_RANK" in os.environ:
         device = f"cuda:{os.environ['LOCAL_RANK']}"
+    say_if_busy(device, options.threads)
     dtype = choose_dtype(options.dtype, device, options.target, options.trust_remote_code)
     trust = trusting(options.trust_remote_code)
     target = AutoTarget.from_pretrained(options.target, dtype=dtype, **trust).to(device).eval()
-    return TargetWriter(target, CHUNK), eos_ids_of(target.generation_config), identify(target)
+    return (
+        TargetWriter(target, CHUNK, progress=os.environ.get("RANK", "0") == "0"),
+        eos_ids_of(target.generation_config),
+        identify(target),
+    )
 
 
 def _from_endpoint(options: argparse.Namespace, tokenizer: Any) -> tuple[Any, Any, Any]:
     """Connect to the server; return the target's writer, the tokens that end its texts, and its identity."""
-    from transformers import AutoConfig, GenerationConfig
+    from transformers import GenerationConfig
 
     from hf_domino.configuration.from_target import eos_ids_of
     from hf_domino.data.writers import EndpointWriter
     from hf_domino.targets.identity import TargetIdentity
-    from hf_domino.targets.loading import trusting
+    from hf_domino.targets.loading import load_config, trusting
 
     try:
         config = GenerationConfig.from_pretrained(options.target)
     except OSError:  # a target without a generation configuration
         trust = trusting(options.trust_remote_code)
-        config = AutoConfig.from_pretrained(options.target, **trust).get_text_config(decoder=True)
+        config = load_config(options.target, **trust).get_text_config(decoder=True)
     ends = eos_ids_of(config)
     if tokenizer.eos_token_id in ends:  # the server's own end token comes first
         ends = tuple(dict.fromkeys((tokenizer.eos_token_id, *ends)))

@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> None:
 
     from hf_domino._common.atomic_writes import check_writable, write_atomic
     from hf_domino._common.errors import invalid_argument
-    from hf_domino.cli.answers import asked, compare, open_pair, show, text_of
+    from hf_domino.cli.answers import about, asked, compare, open_pair, show, text_of
     from hf_domino.evaluation.benchmark.prompts import inputs_of
     from hf_domino.evaluation.trace import trace
 
@@ -59,6 +59,7 @@ def run(options: argparse.Namespace) -> None:
     seed = options.seed or 0
     comparison = compare(pair, prompt, arguments, seed, console)
     show(console, pair, comparison)
+    print(f"drafting again to trace the rounds, {about(comparison.assisted_seconds)}", file=sys.stderr)
     traced = trace(pair, inputs_of(pair, [prompt]), arguments, seed)
     write_atomic(file, page(pair, text_of(prompt), traced, comparison))
     print(f"page: {file} (open it in a browser)", file=sys.stderr)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hf_domino._common.errors import invalid_argument
 from hf_domino.cli.flags import positive_int, set_up
 
 if TYPE_CHECKING:
@@ -38,6 +40,11 @@ def run(options: argparse.Namespace) -> None:
     line = known_drafters(options.target)
     if line:
         print(f"{line}\n")
+    if Path(options.target).is_dir():
+        if not line:
+            remedy = "If it is a copy of a model, give that model's name."
+            raise invalid_argument("TARGET", "OWNER/NAME on the Hub", f"the folder {options.target}", remedy)
+        return
     try:
         found = find(options.target, limit=options.limit)
     except OSError as error:

@@ -10,12 +10,14 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from hf_domino._common.dtypes import DTYPES, dtype_name
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.fields import MOST_SEED
+from hf_domino._common.verdict import busy_hint, load_per_core
 
 if TYPE_CHECKING:
     from hf_domino.pair import Pair
@@ -93,11 +95,24 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     )
 
 
+@contextmanager
+def readable(field: str) -> Iterator[None]:
+    """Turn errors about bytes that are not UTF-8, which no tokenizer reads, into one sentence."""
+    try:
+        yield
+    except UnicodeError as error:
+        remedy = f"Convert it first, as with iconv: {error.reason} at {error.start}."  # type: ignore[attr-defined]
+        raise invalid_argument(field, "a text in UTF-8", "other bytes", remedy) from error
+
+
 def prompt_of(options: argparse.Namespace) -> str | None:
     """Return the text of PROMPT or of stdin; None if there was none."""
     prompt: str | None = options.prompt
     if prompt == "-":
-        prompt = sys.stdin.read()
+        with readable("stdin"):
+            prompt = sys.stdin.read()
+    with readable("PROMPT"):
+        (prompt or "").encode()
     if prompt == "":
         raise ValueError("PROMPT must be a text, got an empty one.")
     return prompt
@@ -163,10 +178,17 @@ def load_models(options: argparse.Namespace, is_drafted: bool = False) -> Pair:
         chat_template_kwargs=options.chat_template_kwargs,
         trust_remote_code=trust,
     )
+    say_if_busy(device, options.threads)
     if pair.drafter is None:
         pair = pair.recycled()
         print(known_drafters(options.target or "") or NO_DRAFTER, file=sys.stderr)
     return pair
+
+
+def say_if_busy(device: str, threads: int | None) -> None:
+    """Print what to do if other programs disturb the threads of a command on a CPU."""
+    if device == "cpu" and threads is None and (hint := busy_hint(load_per_core())):
+        print(hint, file=sys.stderr)
 
 
 def choice_of(options: argparse.Namespace) -> dict[str, Any]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 import argparse
 import importlib
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from hf_domino._common.atomic_writes import why_no_room
 from hf_domino._common.errors import OWN, is_own
 from hf_domino._common.version import __version__
-from hf_domino.cli.exits import INTERRUPTED, USER_ERROR
+from hf_domino.cli.exits import INTERRUPTED, READER_GONE, USER_ERROR
 
 # Name of a command, which is also the name of its module -> its line of help. The first five are those of a first day.
 SUMMARIES = {
@@ -54,7 +56,8 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
 
     Returns:
         `int`: Exit code. 0 is success, 1 a failed check (outputs differ, or a drafter does not fit), 2 wrong input, 3
-        too few measurements for a verdict, 130 an interrupt, and 143 a training that SIGTERM ended early.
+        too few measurements for a verdict, 130 an interrupt, 141 if the reader of the output is gone, and 143 a
+        training that SIGTERM ended early.
     """
     if arguments is None:
         arguments = sys.argv[1:]
@@ -64,9 +67,15 @@ def main(arguments: Sequence[str] | None = None, commands: Commands = COMMANDS, 
     options = argparse.Namespace(command="", traceback="--traceback" in arguments)
     try:
         options = parse(arguments or ["--help"], commands, program)
-        return importlib.import_module(commands[options.command][0]).run(options) or 0
+        code = importlib.import_module(commands[options.command][0]).run(options) or 0
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # such as `| head`, which has read enough
+        with suppress(OSError, ValueError):  # so that Python does not try again at its end
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
     except Exception as error:
         needs_trust = isinstance(error, ValueError) and TRUST in str(error)
         system_error = error if isinstance(error, OSError) and error.strerror and error.filename else None

@@ -7,6 +7,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,8 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="the program to start, with its arguments")
 
 
-def run(options: argparse.Namespace) -> None:
-    """Run `hf-domino run`, which replaces this process with the command."""
+def run(options: argparse.Namespace) -> int:
+    """Run `hf-domino run`, which replaces this process with the command where the system can do that."""
     from hf_domino.formats.adapters import drafter_config
     from hf_domino.integration import patch
     from hf_domino.pair import find_drafter, is_recycling
@@ -76,7 +77,10 @@ def run(options: argparse.Namespace) -> None:
         "PATH": path,
         "PYTHONPATH": os.pathsep.join(filter(None, (str(startup), os.environ.get("PYTHONPATH")))),
     }
-    os.execve(program, words, os.environ | added | memory)
+    environment = os.environ | added | memory
+    if sys.platform == "win32":  # where `execve` starts another process, and this one would end before it
+        return subprocess.run([program, *words[1:]], env=environment).returncode
+    os.execve(program, words, environment)
 
 
 def _interpreter_of(program: str) -> list[str]:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import transformers
 
+from hf_domino._common.atomic_writes import NO_LOCKS
+from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino._common.version import __version__
 from hf_domino.data.chat import UNALIGNABLE, Example
@@ -176,6 +178,7 @@ def encode(stretch: Stretch) -> Any:
 
 def _from_cache(fingerprint: str, generate: Callable[..., Iterator[Fields]], columns: Any, **arguments: Any) -> Any:
     """Read a table from the cache of `datasets`; if it is not there, generate it."""
+    import datasets
     from datasets import Dataset
     from datasets.exceptions import DatasetGenerationError
 
@@ -183,6 +186,12 @@ def _from_cache(fingerprint: str, generate: Callable[..., Iterator[Fields]], col
         return Dataset.from_generator(generate, columns, fingerprint=fingerprint, gen_kwargs=arguments)
     except DatasetGenerationError as error:
         raise error.__cause__ or error from None  # the cause names the record
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        remedy = "Set HF_DATASETS_CACHE to a folder on another one."
+        place = str(datasets.config.HF_DATASETS_CACHE)
+        raise invalid_argument("the cache of datasets", "on a filesystem with locks", place, remedy) from error
 
 
 def _generate(stretch: Stretch) -> Iterator[Fields]:

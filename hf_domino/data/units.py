@@ -15,7 +15,9 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from hf_domino._common.atomic_writes import write_atomic
+from hf_domino._common.errors import invalid_argument
 
+WRITE_AGAIN = "Delete it and run the same command again, which writes only what is missing."
 Rows = list[dict[str, Any]]
 Make = Callable[[int], Rows]  # makes the results of the unit with this number
 RunUnits = Callable[[str, int, Make], Rows]  # `run_units` in one folder
@@ -30,4 +32,13 @@ def run_units(folder: Path, shard: tuple[int, int], progress: bool, name: str, c
     for index in tqdm(missing, name, unit="batch", disable=not progress):
         if not paths[index].exists():  # another process can have been faster
             write_atomic(paths[index], json.dumps({"rows": make(index)}))
-    return [row for path in paths for row in json.loads(path.read_text(encoding="utf-8"))["rows"]]
+    return [row for path in paths for row in read_written(path, WRITE_AGAIN)["rows"]]
+
+
+def read_written(path: Path, remedy: str) -> dict[str, Any]:
+    """Read a JSON file that this program wrote, which a crash of the machine can have cut."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise invalid_argument(str(path), "a whole JSON file", str(error), remedy) from error
+    return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +16,16 @@ from urllib.parse import urlsplit
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Cache, LogitsProcessor, PreTrainedModel, StaticCache, TopPLogitsWarper
+from tqdm.auto import tqdm
+from transformers import (
+    Cache,
+    LogitsProcessor,
+    PreTrainedModel,
+    StaticCache,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    TopPLogitsWarper,
+)
 
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
@@ -38,6 +47,7 @@ FACTORS_OF_THE_CALL = ("guidance_scale", "encoder_repetition_penalty")
 CHUNK = 32  # tokens between two checks for finished sequences; a check costs about one decode step
 SEED_STRIDE = 1_000_003  # distance between the seeds of two runs, so that their batches do not share seeds
 MAX_RETRIES = 5
+STEPS = "tokens of each text of the batch"
 # Fields in which vLLM and SGLang return the token that ended a text. vLLM leaves out the tokenizer's own end token.
 STOP_REASONS = ("stop_reason", "matched_stop")
 KEY = "OPENAI_API_KEY"  # environment variable
@@ -69,14 +79,16 @@ class TargetWriter:
         chunk (`int`, *optional*): Number of tokens after which finished sequences leave the batch, so that the batch
             does not keep computing them while a few long texts go on. By default, they stay. With another chunk, the
             same seed gives different texts.
+        progress (`bool`, *optional*, defaults to `False`): Whether to show how many tokens of a batch are written.
     """
 
-    def __init__(self, target: PreTrainedModel, chunk: int | None = None):
+    def __init__(self, target: PreTrainedModel, chunk: int | None = None, progress: bool = False):
         config = target.generation_config
         is_whole = any(getattr(config, name, None) is not None for name in OF_THE_CALL)
         is_whole |= any(getattr(config, name, None) not in (None, 1) for name in FACTORS_OF_THE_CALL)
         self.target = target
         self.chunk = None if is_whole else chunk
+        self.progress = progress
 
     def write(self, prompts: list[list[int]], sampling: Sampling, seed: int) -> list[Written]:
         """Continue a batch of prompts.
@@ -92,11 +104,14 @@ class TargetWriter:
         """
         device = input_device(self.target)
         devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices), packed_linears(self.target):
+        bar = tqdm(total=sampling.max_new_tokens, desc=STEPS, unit="token", leave=False, disable=not self.progress)
+        with torch.random.fork_rng(devices=devices), packed_linears(self.target), bar:
             torch.manual_seed(seed)
-            return self._continue([torch.tensor(prompt, device=device) for prompt in prompts], sampling)
+            return self._continue([torch.tensor(prompt, device=device) for prompt in prompts], sampling, bar.update)
 
-    def _continue(self, prompts: list[torch.Tensor], sampling: Sampling) -> list[Written]:
+    def _continue(
+        self, prompts: list[torch.Tensor], sampling: Sampling, written: Callable[[int], Any]
+    ) -> list[Written]:
         config = self.target.generation_config
         ends = sampling.ends or eos_ids_of(config)
         pad_token_id = config.pad_token_id or 0
@@ -114,6 +129,8 @@ class TargetWriter:
             arguments |= {**UNTRUNCATED, "temperature": sampling.temperature, "top_p": sampling.top_p}
             if getattr(config, "min_p", None) is not None:  # only then, because it costs a pass over the logits
                 arguments["min_p"] = 0.0
+        if self.progress:
+            arguments["stopping_criteria"] = StoppingCriteriaList([_Counter(written)])
         if sampling.ends:
             arguments["eos_token_id"] = list(sampling.ends)
         sequences = list(range(len(prompts)))
@@ -167,6 +184,17 @@ class DrawnToken(LogitsProcessor):
         places = (1 - torch.rand(len(sums), 1)) * sums[:, -1:]
         drawn = torch.searchsorted(sums, places)
         return torch.full_like(scores, -torch.inf).scatter_(1, drawn, 0.0)
+
+
+class _Counter(StoppingCriteria):
+    """Tell a progress bar of each token, and never stop a text."""
+
+    def __init__(self, written: Callable[[int], Any]):
+        self._written = written
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        self._written(1)
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
 
 
 def _has_read(cache: Any, num_tokens: int) -> bool:

@@ -23,7 +23,7 @@ from hf_domino.data.prompts import Prompt, PromptFilter, check_answers_messages,
 from hf_domino.data.records import Source, from_files
 from hf_domino.data.self_written import find_user_turn, write_prompts
 from hf_domino.data.settings import WritingSettings
-from hf_domino.data.units import Rows, run_units
+from hf_domino.data.units import Rows, read_written, run_units
 from hf_domino.data.writers import Writer
 from hf_domino.targets.identity import TargetIdentity, check_same
 
@@ -118,7 +118,7 @@ def _begin(output: Path, record: dict[str, Any]) -> None:
     """Record the settings of a new folder, or raise an error if the folder was begun with other settings."""
     path = output / SETTINGS
     if path.exists():
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = read_written(path, START_AGAIN)
         if OLD_NAME in found:
             found["chat_template_kwargs"] = found.pop(OLD_NAME)
         recorded, target = (TargetIdentity.from_dict(values.get("target")) for values in (found, record))

@@ -164,6 +164,10 @@ def read_config(name: FolderOrName, download: Download) -> StoredConfig | None:
             raise invalid_argument(ADAPTER_CONFIG, "absent without the package peft", "an adapter", INSTALL_PEFT)
         return None
     place = "/".join(filter(None, (str(name), download.get("subfolder"))))
+    if checkpoints := list(filter(has_model, Path(place).glob("checkpoint-*"))):
+        newest = max(checkpoints, key=lambda folder: folder.stat().st_mtime)
+        remedy = f"Run the command that began it again, or name {newest}."
+        raise invalid_argument(f"the training in {place}", "finished", "one that was interrupted", remedy)
     raise invalid_argument(CONFIG, f"in {place}", None, AGAIN)
 
 

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import nn
 
+from hf_domino._common.verdict import speed
+
 _last = threading.local()
 _last_of_any_thread: weakref.WeakKeyDictionary[nn.Module, DecodingStats] = weakref.WeakKeyDictionary()
 
@@ -164,12 +166,12 @@ class DecodingStats:
     @property
     def summary(self) -> str:
         """The most important figures of the call in one line."""
-        speed = f"{self.seconds:.1f} s, {self.tokens_per_second:.0f} tokens/s"
+        took = f"{self.seconds:.1f} s, {speed(self.tokens_per_second)}"
         if self.num_rounds:
             a_round = f", {self.tokens_per_forward:.2f} tokens a forward"
         else:
             a_round = ""
-        return f"{self.num_new_tokens} tokens in {speed}{a_round}"
+        return f"{self.num_new_tokens} tokens in {took}{a_round}"
 
     @property
     def _rounds(self) -> list[tuple[int, int, bool]]:

@@ -135,9 +135,12 @@ def commit_of(model: PreTrainedModel) -> str | None:
         config = try_to_load_from_cache(name, "config.json")  # transformers 5.23 does not keep the commit
     except HFValidationError:  # the name is that of a deleted folder
         return None
-    if isinstance(config, str):
-        return Path(config).parent.name
-    return None
+    if not isinstance(config, str):
+        return None
+    found = list(Path(config).parents[1].glob("*/config.json"))
+    if len(found) > 1:  # one of them is that of the branch `main`, but the model may come from another
+        return None
+    return found[0].parent.name
 
 
 def config_digest(config: PreTrainedConfig) -> str:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoModelForMultimodalLM, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForMultimodalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
+from transformers.utils.hub import cached_file
 
 from hf_domino._common.dtypes import fast_dtype
 from hf_domino._common.errors import invalid_argument
+
+ADAPTER_CONFIG = "adapter_config.json"
 
 
 def _by_first(method: str, source: Any, **kwargs: Any) -> PreTrainedModel:
@@ -29,6 +40,24 @@ class AutoTarget:
 
     from_pretrained = partial(_by_first, "from_pretrained")
     from_config = partial(_by_first, "from_config")
+
+
+def load_config(name: str, **options: Any) -> PreTrainedConfig:
+    """Load the configuration of a target; for an adapter, which has none, that of the model under it.
+
+    Args:
+        name (`str`): The folder or Hub name.
+        options: Other arguments of `from_pretrained`.
+    """
+    try:
+        return AutoConfig.from_pretrained(name, **options)
+    except (OSError, ValueError):
+        offline = {"local_files_only": options.get("local_files_only", False)}
+        path = cached_file(name, ADAPTER_CONFIG, _raise_exceptions_for_missing_entries=False, **offline)
+        if path is None:
+            raise
+    base = json.loads(Path(path).read_text(encoding="utf-8"))["base_model_name_or_path"]
+    return AutoConfig.from_pretrained(base, **options)
 
 
 def trusting(trust_remote_code: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from hf_domino._common.atomic_writes import NO_LOCKS
 from hf_domino._common.errors import invalid_argument
 from hf_domino._common.notices import notice
 from hf_domino._common.run_record import Run, Text
@@ -53,6 +54,10 @@ def lock_folder(args: DominoTrainingArguments) -> Iterator[None]:
             expected = "a folder that no other training writes to"
             remedy = "Wait until it ends, or choose another."
             raise invalid_argument("output_dir", expected, str(args.output_dir), remedy) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            notice(f"{args.output_dir} is on a filesystem without locks. Start no second training in it.")
     try:
         yield
     finally:

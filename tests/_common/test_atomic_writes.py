@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import save_file
 
-from hf_domino._common.atomic_writes import atomic_write, needing_room, write_atomic
+from hf_domino._common.atomic_writes import atomic_write, check_writable, needing_room, write_atomic
 
 WRITERS = {
     "text": lambda path: path.write_text("a" * 100_000),
@@ -26,6 +30,25 @@ def test_a_file_without_room_is_named_and_what_was_there_stays(writer, no_file_b
     assert str(raised.value).startswith(f"{path} could not be written: {why}. ")
     assert " GB are free in" in str(raised.value)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
+
+
+def test_a_file_that_is_mounted_by_itself_is_written_over(tmp_path, monkeypatch):
+    """As one of a container: the system renames nothing to it."""
+    path = tmp_path / "mounted"
+    write_atomic(path, "before")
+
+    def busy(source, destination):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), source, None, destination)
+
+    monkeypatch.setattr(os, "replace", busy)
+    write_atomic(path, "after")
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["after"]
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self"), reason="there is no such folder")
+def test_a_folder_that_takes_no_file_is_refused_also_for_root():
+    with pytest.raises(ValueError, match="--html must be a folder that can be written to, got '/proc/self/new'"):
+        check_writable(Path("/proc/self/new"), "--html")
 
 
 def test_the_folder_of_a_file_is_made(tmp_path):

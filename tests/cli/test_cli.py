@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import io
 import os
 import re
 import subprocess
@@ -45,6 +46,7 @@ DENIED = "/etc/shadow cannot be used: Permission denied. Name another place, or 
         (None, 0, ""),
         (1, 1, ""),
         (KeyboardInterrupt(), cli.INTERRUPTED, ""),
+        (BrokenPipeError(errno.EPIPE, "Broken pipe"), 141, ""),
         (invalid_argument("x", 1, 2, "Set it."), cli.USER_ERROR, "hf-domino find: x must be 1, got 2. Set it.\n"),
         (
             PermissionError(errno.EACCES, "Permission denied", "/etc/shadow"),
@@ -58,6 +60,35 @@ def test_what_became_of_a_command_is_its_exit_code(outcome, code, said, command,
     command(outcome)
     assert cli.main(["find"]) == code
     assert capsys.readouterr().err == said
+
+
+def test_a_reader_that_has_read_enough_ends_a_command_quietly(tmp_path):
+    """As `| head` does."""
+    (tmp_path / "printing.py").write_text(
+        "EXAMPLES = ''\n\ndef add_arguments(parser):\n    pass\n\ndef run(options):\n    print('line')\n"
+    )
+    call = "import sys; from hf_domino.cli.main import main; sys.exit(main(['print'], {'print': ('printing', '')}))"
+    read, write = os.pipe()
+    os.close(read)
+    path = os.pathsep.join([str(tmp_path), *sys.path])
+    ended = subprocess.run(
+        [sys.executable, "-c", call], stdout=write, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": path}
+    )
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (141, b"")
+
+
+@pytest.mark.parametrize("words", [["abc \udcff"], ["-"]])
+def test_a_prompt_of_other_bytes_than_utf_8_is_said(words, monkeypatch, capsys):
+    for command in ("generate", "explain"):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"abc \xff"), encoding="utf-8"))
+        assert cli.main([command, *words]) == cli.USER_ERROR
+        assert "must be a text in UTF-8, got 'other bytes'" in capsys.readouterr().err
+
+
+def test_find_says_that_a_folder_is_not_on_the_hub(tmp_path, capsys):
+    assert cli.main(["find", str(tmp_path)]) == cli.USER_ERROR
+    assert f"TARGET must be OWNER/NAME on the Hub, got 'the folder {tmp_path}'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

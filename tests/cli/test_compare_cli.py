@@ -53,7 +53,7 @@ def test_it_shows_the_prompt_before_it_generates_and_the_text_as_it_is_written(t
         "drafting paused for 14 tokens: a round took as long as 2.50 plain decode steps and emitted 1.25 tokens\n"
         in last
     )
-    assert re.search(r" plain: \d+\.\d\d x with the drafter", last.splitlines()[-1])
+    assert re.search(r" plain: \d+\.\d\d x with the drafter, in this one text", last.splitlines()[-1])
     monkeypatch.setattr("hf_domino._common.verdict.MIN_FORWARDS", 99)
     assert compare(tiny_pair_folder, *FLAGS) == 0
     assert re.search(r"\d+ forwards with the drafter are too few to time", capsys.readouterr().out)
@@ -130,7 +130,9 @@ def test_the_dtype_is_said(tiny_pair_folder, capsys, monkeypatch):
     said = capsys.readouterr()
     assert "24 tokens, bf16, threads: 1" in said.out
     last = said.out.splitlines()[-1]
-    assert ("try --dtype float32, generate without it here" in last) == (not last.startswith("Faster"))
+    assert ("try --dtype float32, and one text decides little: hf-domino bench" in last) == (
+        not last.startswith("Faster")
+    )
     assert f"loading {tiny_pair_folder} in bfloat16 on " in said.err
     assert not are_progress_bars_disabled()  # of what is downloaded
 
@@ -149,10 +151,13 @@ def test_a_busy_machine_is_said(tiny_pair_folder, capsys, monkeypatch):
 
     monkeypatch.setattr(answers, "generate_timed", paused)
     assert compare(tiny_pair_folder, "--max-new-tokens", "60", "--threads", "1", "--drafter", "recycling") == 0
-    *_, pause, last = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    assert "--threads 1 can be" not in said.err  # they are one already
+    assert re.search(r"measuring both again, about \d+ s", said.err)
+    *_, pause, last = said.out.splitlines()
     busy = "other programs kept the machine busy (load 4.0 per core), so measure again when it is idle"
     assert pause == f"drafting paused for 46 tokens: {busy}"
-    assert last.endswith(f" x with the drafter; {busy}.")
+    assert last.endswith(f" x with the drafter, in this one text; {busy}.")
 
 
 def test_no_run_knows_the_text_from_an_earlier_run(tiny_pair_folder, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from chats import chat_tokenizer, read_lines, write_lines
@@ -38,7 +39,9 @@ def data(chat_target, tmp_path):
 
 def test_a_run_prints_its_report(data, tmp_path, capsys):
     assert data("data", "--num-eval-examples", "1", "--temperatures", "0", "1") == 0
-    report = json.loads(capsys.readouterr().out)
+    said = capsys.readouterr()
+    assert re.search(r"tokens of each text of the batch: +\d+%.* \d/6 ", said.err)  # also within a batch
+    report = json.loads(said.out)
     assert report == json.loads((tmp_path / "data/report.json").read_text())
     assert report["rows"] == {"train.jsonl": 2, "evaluation.jsonl": 1}
     assert {row["temperature"] for row in read_lines(tmp_path / "data/train.jsonl")} <= {0.0, 1.0}

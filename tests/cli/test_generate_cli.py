@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import random
 import re
 import shutil
@@ -336,6 +337,43 @@ def test_what_was_written_before_an_interrupt_is_kept(pair, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         conversation.answer(PROMPT, printer, {"max_new_tokens": 12, "do_sample": False})
     assert conversation.messages[-1]["content"] == plain_text(pair, PROMPT, max_new_tokens=5, do_sample=False)
+
+
+@pytest.mark.parametrize("command", ["generate x", "explain x", "chat", "check", "data"])
+def test_a_busy_machine_is_told_of_one_thread(command, lonely, tiny_pair_folder, monkeypatch, tmp_path, capsys):
+    def stop(*args, **options):
+        raise invalid_argument("the work", "done", "nothing", "This is a test.")
+
+    monkeypatch.setattr("os.getloadavg", lambda: (4.0 * os.cpu_count(), 0, 0))
+    monkeypatch.setattr("sys.stdin", io.StringIO("x\n"))
+    monkeypatch.chdir(tmp_path)
+    for work in (
+        "cli.answers.inputs_of",
+        "cli.answers.RoundPrinter",
+        "evaluation.check.check_fit",
+        "data.writing.write_data",
+    ):
+        monkeypatch.setattr(f"hf_domino.{work}", stop)
+    words = [*command.split(), "--target", str(lonely)]
+    if command == "check":
+        words += ["--drafter", str(domino_folder(tiny_pair_folder))]
+    assert (
+        cli.main(words + ["--prompts", "text", "--output", "data", "--max-new-tokens", "6"] * (command == "data"))
+        == cli.USER_ERROR
+    )
+    hint = "other programs keep the machine busy (load 4.0 per core): --threads 1 can be many times as fast now"
+    assert hint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["generate x", "check"])
+def test_an_unfinished_training_is_called_so(command, tiny_pair_folder, tmp_path, flags, capsys):
+    for step in (2, 6):
+        shutil.copytree(domino_folder(tiny_pair_folder), tmp_path / "mine" / f"checkpoint-{step}")
+        os.utime(tmp_path / "mine" / f"checkpoint-{step}", (step, step))
+    assert cli.main([*command.split(), *flags, "--drafter", str(tmp_path / "mine")]) == cli.USER_ERROR
+    said = capsys.readouterr().err
+    assert f"the training in {tmp_path / 'mine'} must be finished, got 'one that was interrupted'." in said
+    assert f"or name {tmp_path / 'mine' / 'checkpoint-6'}." in said
 
 
 def test_check_prints_json(flags, tiny_pair_folder, capsys, tmp_path):

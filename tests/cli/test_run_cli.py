@@ -15,6 +15,7 @@ import urllib.request
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders import build_drafter
@@ -155,6 +156,16 @@ def test_the_programs_own_flags_are_its_own(words, models, monkeypatch):
     ((_, arguments, environment),) = started
     assert arguments == [word for word in words if word != "--"]
     assert environment["HF_DOMINO_DRAFTER"] == str(models[3])
+
+
+def test_on_windows_the_command_waits_for_the_program(models, monkeypatch, capfd):
+    """Where `execve` starts another process and ends this one."""
+    windows = SimpleNamespace(platform="win32", executable=sys.executable)
+    monkeypatch.setattr("hf_domino.cli.run.sys", windows)
+    monkeypatch.setattr(os, "execve", lambda *arguments: pytest.fail("the process was replaced"))
+    code = "import os, sys; print(os.environ['HF_DOMINO_DRAFTER']); sys.exit(5)"
+    assert cli.main(["run", "--drafter", str(models[3]), "python", "-c", code]) == 5
+    assert capfd.readouterr().out.strip() == str(models[3])
 
 
 def test_a_script_whose_first_line_isolates_python_is_refused(models, tmp_path, capsys):

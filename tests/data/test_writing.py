@@ -161,6 +161,11 @@ def test_a_folder_goes_on_only_as_it_was_begun(write, tmp_path):
     recorded = json.loads((tmp_path / "data/settings.json").read_text())
     assert {"chat template", "chat_template_kwargs", "temperatures", "target", "versions"} <= set(recorded)
     assert str(tmp_path) not in json.dumps(recorded)
+    for name in ("units/answers-000000.json", "settings.json"):  # as a crash of the machine can leave them
+        path = tmp_path / "data" / name
+        path.write_text(path.read_text()[:9])
+        with pytest.raises(ValueError, match=rf"{name} must be a whole JSON file, .*elete"):
+            begin()
 
 
 @pytest.mark.parametrize(

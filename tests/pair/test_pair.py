@@ -3,11 +3,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
 from huggingface_hub.errors import EntryNotFoundError, GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 
+from hf_domino import pair as pairs
 from hf_domino.formats import source
 from hf_domino.formats.source import check_source
 from hf_domino.pair import (
@@ -220,3 +222,31 @@ def test_a_drafter_is_no_target(tiny_pair_folder):
     drafter = tiny_pair_folder.with_name("tiny-domino")
     with pytest.raises(ValueError, match=r"--target must be a target, got .*Were target and drafter swapped\?"):
         load_pair(drafter, tiny_pair_folder)
+
+
+def test_hub_names_keep_their_separator_where_paths_have_another(tiny_pair_folder, monkeypatch):
+    """As on Windows, whose paths are written with backslashes."""
+
+    class Backslashes(type(Path())):
+        def __str__(self):
+            return super().__str__().replace("/", "\\")
+
+        def __fspath__(self):
+            return super().__str__()
+
+    asked = []
+
+    def recorded(load):
+        def from_pretrained(name, **options):
+            asked.append(name)
+            return load(tiny_pair_folder, **options)
+
+        return from_pretrained
+
+    monkeypatch.setattr(pairs, "Path", Backslashes)
+    monkeypatch.setattr(pairs, "check_source", lambda *args, **options: None)
+    monkeypatch.setattr(pairs, "check_is_target", lambda *args, **options: None)
+    for loader in (pairs.AutoTokenizer, pairs.AutoTarget):
+        monkeypatch.setattr(loader, "from_pretrained", recorded(loader.from_pretrained))
+    assert load_pair("house/tiny", "recycling").name == "tiny"
+    assert asked == ["house/tiny"] * 2

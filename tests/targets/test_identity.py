@@ -113,6 +113,19 @@ def test_what_was_made_with_other_values_is_refused_and_old_records_are_compared
         assert old.has_weights_of(after)
 
 
+def test_a_commit_is_recorded_if_only_one_can_be_meant(tiny_qwen3, tmp_path, monkeypatch):
+    """Of several in the cache, the model may be from any, as with `revision`."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    folder = tmp_path / "models--house--tiny"
+    target = named(tiny_qwen3, "house/tiny")
+    for number, recorded in (("1" * 40, "1" * 40), ("2" * 40, None)):
+        (folder / "snapshots" / number).mkdir(parents=True)
+        (folder / "snapshots" / number / "config.json").write_text("{}")
+        (folder / "refs").mkdir(exist_ok=True)
+        (folder / "refs" / "main").write_text(number)
+        assert identify(target).revision == recorded
+
+
 def test_other_weights_have_another_digest(tiny_qwen3):
     first, second = identify(tiny_qwen3), identify(other_weights(tiny_qwen3))
     assert first.weights_digest != second.weights_digest

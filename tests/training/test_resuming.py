@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import logging
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from hf_domino import DominoDraftModel
+from hf_domino.data.rows import load_rows
 from hf_domino.targets.identity import TargetIdentity, identify
 from hf_domino.training.arguments import DominoTrainingArguments
 from hf_domino.training.evidence.record import recorded_arguments, run_of
@@ -116,6 +119,20 @@ def test_a_second_run_in_a_folder_is_refused_however_the_folder_is_spelled(spell
         assert train(recipe | {"output_dir": spelling.format(folder, tmp_path)}, "--overwrite", "true") == 2
     assert "output_dir must be a folder that no other training writes to" in capsys.readouterr().err
     assert (folder / "checkpoint-1").is_dir()
+
+
+def test_a_filesystem_without_locks_is_said(tmp_path, monkeypatch, caplog, word_tokenizer):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    (tmp_path / "rows.jsonl").write_text('{"text": "t4 t5"}\n')
+    monkeypatch.setattr("fcntl.flock", refuse)
+    with lock_folder(SimpleNamespace(output_dir=str(tmp_path), process_index=0)):
+        assert f"{tmp_path} is on a filesystem without locks. Start no second training in it." in caplog.text
+    with pytest.raises(
+        ValueError, match=r"the cache of datasets must be on a filesystem with locks, .*HF_DATASETS_CACHE"
+    ):
+        load_rows(tmp_path / "rows.jsonl", word_tokenizer)
 
 
 def test_a_run_that_goes_on_logs_as_it_is_asked_to_and_warns_of_nothing(recipe, train, tmp_path, caplog, monkeypatch):

@@ -6,7 +6,7 @@ Shapes: B batch, N new tokens.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -45,17 +45,28 @@ class Bench:
         if options.temperature > 0:
             self.modes.append("sample")
 
-    def warm_up(self, batch: Sequence[dict[str, Any]]) -> None:
-        """Run every method a few times."""
+    @property
+    def runs_of_warm_up(self) -> int:
+        """Number of runs of a warm-up."""
+        return len(self.modes) * len(self.methods) * WARM_UPS
+
+    def warm_up(self, batch: Sequence[dict[str, Any]], count_run: Callable[[], Any] = lambda: None) -> None:
+        """Run every method a few times, and call `count_run` after each run."""
         inputs = inputs_of(self.pair, batch)
         count = {"max_new_tokens": min(WARM_UP_TOKENS, self.options.max_new_tokens)}
         for mode in self.modes:
             for method in self.methods:
                 for _ in range(WARM_UPS):
                     generate_timed(self.pair.target, inputs, method == PACKED, **self._call(method, mode) | count)
+                    count_run()
 
-    def measure(self, mode: str, index: int, batch: Sequence[dict[str, Any]]) -> list[Result]:
-        """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`), and return a result per method."""
+    def measure(
+        self, mode: str, index: int, batch: Sequence[dict[str, Any]], count_run: Callable[[], Any] = lambda: None
+    ) -> list[Result]:
+        """Measure all methods on one batch, in one mode (`"greedy"` or `"sample"`), and return a result per method.
+
+        `count_run` is called after each timed run.
+        """
         inputs = inputs_of(self.pair, batch)
         seed = self.options.seed + index
         texts: dict[str, list[torch.Tensor]] = {method: [] for method in self.methods}  # of each repeat, [B, N]
@@ -73,6 +84,7 @@ class Bench:
                     tokens, taken = generate_timed(self.pair.target, inputs, method == PACKED, **call)
                 texts[method].append(tokens)
                 seconds[method].append(taken)
+                count_run()
         temperature = self.options.temperature if mode == "sample" else 0.0
         about = {
             "mode": mode,

@@ -75,14 +75,19 @@ def benchmark(options: BenchOptions) -> list[Result]:
     names = ", ".join(map(plain_label, methods))
     print(f"methods: {names}; texts of each: {len(todo)}, repeats: {options.repeats}", file=sys.stderr)
     if todo:
-        bench.warm_up(batches[0])
-    for (mode, index), batch in tqdm(todo.items(), desc=f"{len(methods)} methods", unit="batch"):
-        found = [
-            replace(result, settings={**result.settings, **settings}, provenance=made)
-            for result in bench.measure(mode, index, batch)
-        ]
-        rows += found
-        append_results(options.results, found)
+        with tqdm(desc="warm-up", total=bench.runs_of_warm_up, unit="run", leave=False) as bar:
+            bench.warm_up(batches[0], bar.update)
+    runs = len(todo) * len(methods) * options.repeats
+    with tqdm(desc=f"{len(methods)} methods", total=runs, unit="run") as bar:
+        for (mode, index), batch in todo.items():
+            found = [
+                replace(result, settings={**result.settings, **settings}, provenance=made)
+                for result in bench.measure(mode, index, batch, bar.update)
+            ]
+            rows += found
+            append_results(options.results, found)
+            speeds = ", ".join(f"{plain_label(each.method)} {each['tokens_per_second']:.3g}" for each in found)
+            bar.write(f"{mode} {index + 1}: {speeds} tokens/s", file=sys.stderr)
     return rows
 
 

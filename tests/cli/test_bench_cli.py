@@ -135,6 +135,8 @@ def test_by_default_few_methods_run_and_a_sentence_says_what_came_of_it(bench, t
     assert re.match(
         r"methods: plain generate, plain, packed, prompt lookup, [^\n]*; texts of each: 4, repeats: 2\n", err
     )
+    assert re.search(r"[\r\n]greedy 1: plain generate [\d.e+-]+; plain, packed [\d.e+-]+; .* tokens/s\n", err)
+    assert "48/48" in err  # runs: 2 texts in 2 modes, 6 methods, twice
     last = out.splitlines()[-1]
     assert out.split()[0] == "greedy,"
     assert "|" not in out

@@ -86,7 +86,7 @@ def benchmark(options: BenchOptions) -> list[Result]:
             ]
             rows += found
             append_results(options.results, found)
-            speeds = ", ".join(f"{plain_label(each.method)} {each['tokens_per_second']:.3g}" for each in found)
+            speeds = "; ".join(f"{plain_label(each.method)} {each['tokens_per_second']:.3g}" for each in found)
             bar.write(f"{mode} {index + 1}: {speeds} tokens/s", file=sys.stderr)
     return rows
 

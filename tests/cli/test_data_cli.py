@@ -8,6 +8,8 @@ import re
 import pytest
 from chats import chat_tokenizer, read_lines, write_lines
 from families import build
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM
 
 from hf_domino.cli.main import main
 from hf_domino.pair import read_prompts
@@ -63,11 +65,23 @@ def test_a_hybrid_target_writes_texts_that_end_at_different_times(family, tiny_t
     target.save_pretrained(tmp_path / "target")
     tiny_tokenizer.save_pretrained(tmp_path / "target")
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": "abcdefgh"[:count]} for count in range(1, 7)])
-    flags = ["--prompts", str(prompts), "--max-new-tokens", "48", "--temperatures", "1", "--threads", "1"]
+    flags = ["--prompts", str(prompts), "--max-new-tokens", "48", "--temperatures", "1", "--threads", "1", "--seed", "1"]
     flags += ["--keep-unended", "--min-distinct", "0", "--output", str(tmp_path / "data")]
     assert main(["data", "--target", str(tmp_path / "target"), *flags]) == 0
     lengths = {sum(row["loss_mask"]) for row in read_lines(tmp_path / "data/train.jsonl")}
     assert min(lengths) <= 32 < max(lengths)  # some left the batch at the first check
+
+
+def test_an_adapter_of_a_target_writes(saved_pair, tiny_tokenizer, tmp_path):
+    """Its folder has no configuration of a model: it names the one that it changes."""
+    target = AutoModelForCausalLM.from_pretrained(saved_pair[0])
+    get_peft_model(target, LoraConfig(target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    tiny_tokenizer.save_pretrained(tmp_path / "adapter")
+    prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": "one"}])
+    flags = ["--prompts", str(prompts), "--max-new-tokens", "6", "--keep-unended", "--min-distinct", "0"]
+    call = ["data", "--target", str(tmp_path / "adapter"), *flags, "--threads", "1", "--temperatures", "0"]
+    assert main([*call, "--output", str(tmp_path / "data")]) == 0
+    assert read_lines(tmp_path / "data/train.jsonl")
 
 
 def test_processes_are_those_of_torchrun(data, tmp_path, monkeypatch, capsys):

@@ -65,7 +65,18 @@ def test_a_hybrid_target_writes_texts_that_end_at_different_times(family, tiny_t
     target.save_pretrained(tmp_path / "target")
     tiny_tokenizer.save_pretrained(tmp_path / "target")
     prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": "abcdefgh"[:count]} for count in range(1, 7)])
-    flags = ["--prompts", str(prompts), "--max-new-tokens", "48", "--temperatures", "1", "--threads", "1", "--seed", "1"]
+    flags = [
+        "--prompts",
+        str(prompts),
+        "--max-new-tokens",
+        "48",
+        "--temperatures",
+        "1",
+        "--threads",
+        "1",
+        "--seed",
+        "1",
+    ]
     flags += ["--keep-unended", "--min-distinct", "0", "--output", str(tmp_path / "data")]
     assert main(["data", "--target", str(tmp_path / "target"), *flags]) == 0
     lengths = {sum(row["loss_mask"]) for row in read_lines(tmp_path / "data/train.jsonl")}

@@ -36,6 +36,8 @@ from hf_domino.training.hidden_states.folder import (
 from hf_domino.training.objective.forward import check_final, read_target
 
 MAX_SHARD_BYTES = 2**27
+TOKENS_PER_FORWARD = 8192
+TOKENS_IN_CACHE = 1024  # whose activations stay in a CPU's caches: Qwen2.5-Coder-0.5B read 1.6 times as fast with them
 GB = 1e9
 MAKE_ROOM = (
     "Free some space, choose a folder on another disk (--cache-hidden-states), use fewer or shorter examples, or store "
@@ -106,20 +108,22 @@ class StateWriter:
         known = find_rows(self.folder)
         return {key: (length, index) for index, (key, length) in enumerate(keys_of(rows)) if key not in known}
 
-    def write(self, rows: Any, tokens_per_forward: int = 8192, progress: bool = True) -> None:
+    def write(self, rows: Any, tokens_per_forward: int | None = None, progress: bool = True) -> None:
         """Run the target over this process's share of the missing examples, and write their states.
 
         Examples are sorted by length, so that batches have little padding.
 
         Args:
             rows (`Sequence[dict]`): Examples with `input_ids`.
-            tokens_per_forward (`int`, *optional*, defaults to 8192): Maximum number of tokens in a batch, padding
-                included. A batch has at least one example, even if that is longer.
+            tokens_per_forward (`int`, *optional*): Maximum number of tokens in a batch, padding included; defaults to
+                8192, and to 1024 on a CPU. A batch has at least one example, even if that is longer.
             progress (`bool`, *optional*, defaults to `True`): Show a progress bar.
 
         Raises:
             ValueError: If the disk has too little free space for the states, or a state is not finite.
         """
+        on_cpu = self.target.input_device.type == "cpu"
+        most = tokens_per_forward or (TOKENS_IN_CACHE if on_cpu else TOKENS_PER_FORWARD)
         missing = self.missing(rows)
         process, num_processes = self._shard
         if not missing:
@@ -141,7 +145,7 @@ class StateWriter:
         mine = {key: place for key, place in missing.items() if key % num_processes == process}
         batches: list[list[int]] = [[]]
         for key in sorted(mine, key=lambda key: (mine[key][0], key)):
-            if batches[-1] and (len(batches[-1]) + 1) * mine[key][0] > tokens_per_forward:
+            if batches[-1] and (len(batches[-1]) + 1) * mine[key][0] > most:
                 batches.append([])
             batches[-1].append(key)
         total = sum(length for length, _ in mine.values())

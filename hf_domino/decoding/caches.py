@@ -61,6 +61,9 @@ class TargetCache(ABC):
         """The class name of a layer that cannot be realigned; None if all can be, or if nothing is realigned."""
         return None
 
+    def record(self) -> None:  # noqa: B027
+        """Keep from now on what is needed to drop positions again, until `end`."""
+
     def adopt(self, cache: Any) -> None:  # noqa: B027
         """Take the cache that the prompts' forward returned, if it is a new one."""
 
@@ -126,8 +129,6 @@ class GrowingCache(TargetCache):
         self._device = torch.device("cpu")
         self._mask: torch.Tensor | None = None  # [B, M], and the number of columns when it was made
         self._mask_columns = 0
-        # Without this, a sliding-window layer drops positions that it would need in order to rewind.
-        activate_past_recording(cache)
         # How many positions are committed, and the recurrent states after them. A prefill or a round that is
         # interrupted leaves the cache as it was there.
         self._settled = int(cache.get_seq_length())
@@ -142,6 +143,10 @@ class GrowingCache(TargetCache):
     def unalignable(self) -> str | None:
         """The class name of a layer that cannot be realigned; None if all can be."""
         return unalignable(self.cache)
+
+    def record(self) -> None:
+        """Let sliding-window layers keep the positions that they need to rewind."""
+        activate_past_recording(self.cache)
 
     def adopt(self, cache: Any) -> None:
         """Take a new cache. Phi-3 creates one for long prompts."""

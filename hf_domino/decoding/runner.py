@@ -90,6 +90,7 @@ class TargetRunner:
             meaningless.
         """
         self._device = input_ids.device  # the target's own can be `meta` if parts of it are offloaded
+        self.storage.record()
         if self.storage.starts_differ:
             logits, captured, lengths = self._prefill_moved(input_ids)
         else:

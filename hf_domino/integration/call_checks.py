@@ -18,6 +18,7 @@ from transformers.generation.utils import MULTIMODAL_INPUTS_TO_DROP_OUTSIDE_PREF
 from hf_domino._common.cache_name import CACHE
 from hf_domino._common.errors import invalid_argument
 from hf_domino.decoding.caches import unrewindable
+from hf_domino.decoding.lookup_memory import check_memory
 from hf_domino.decoding.prompt_lookup import DEFAULT_LOOKUP_TOKENS
 from hf_domino.decoding.sampling import stateful_processors
 from hf_domino.integration.step_checks import check_adapters, check_rope, check_steps, num_given
@@ -95,6 +96,7 @@ def check_generation(
     """Raise an error if assisted decoding does not support the configuration or the mode of a `generate` call."""
     check_drafter(drafter)
     check_target(drafter.config, target)
+    check_memory(drafter.memory, "drafter.memory")
     for field, kind in _NUMBERS.items():
         value = getattr(generation_config, field, None)
         if isinstance(value, str):

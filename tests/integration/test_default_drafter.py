@@ -15,7 +15,7 @@ from builders import MASK, TINY, build_drafter, left_padded
 from oracle import oracle
 from peft import LoraConfig, get_peft_model
 from recorder import Recorder
-from transformers import GenerationMixin, Qwen3Config, Qwen3ForCausalLM, StaticCache, pipeline
+from transformers import DynamicCache, GenerationMixin, Qwen3Config, Qwen3ForCausalLM, StaticCache, pipeline
 
 import hf_domino
 from hf_domino._common.cache_name import CACHE
@@ -220,6 +220,39 @@ def test_errors_inside_rise_and_leave_the_next_call_alone(target, drafter, attac
     with hf_domino.plain():
         assert drafted == text_of(target)
     assert attached.num_plain == {}
+
+
+@pytest.mark.parametrize("num_cached", [0, 3])
+def test_a_drafter_that_cannot_begin_leaves_the_windows_of_a_cache_alone(monkeypatch, num_cached):
+    config = Qwen3Config(use_sliding_window=True, sliding_window=8, max_window_layers=0, **TINY)
+    target = Qwen3ForCausalLM(config).eval()
+    drafter = build_drafter(target)
+    cache = DynamicCache(config=config)
+    if num_cached:
+        with torch.no_grad():
+            target(PROMPT[:, :num_cached], **{CACHE: cache})
+    caches = [copy.deepcopy(cache) for _ in range(3)]
+
+    def text_of_call(cache):
+        text = target.generate(PROMPT, **{CACHE: cache}, **OPTIONS).tolist()
+        assert [layer.keys.shape[2] for layer in cache.layers] == [7] * config.num_hidden_layers
+        return text
+
+    plain = text_of_call(caches[0])
+    hf_domino.attach(target, drafter)
+    drafter.memory = ["a text"]
+    assert text_of_call(caches[1]) == plain
+    assert hf_domino.attached(target).num_plain == {"drafter.memory": 1}
+    drafter.memory = None
+
+    def fail(*args):
+        raise RuntimeError("no scorer")
+
+    monkeypatch.setattr(drafter, "scorer", fail)
+    with pytest.raises(RuntimeError, match="no scorer"):
+        target.generate(PROMPT, **{CACHE: caches[2]}, **OPTIONS)
+    with hf_domino.plain():
+        assert text_of_call(caches[2]) == plain
 
 
 def test_detached_in_a_call(target, drafter, attached):

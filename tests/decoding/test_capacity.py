@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 
 import pytest
@@ -14,6 +15,7 @@ from test_families import PROMPT, build
 import hf_domino
 from hf_domino._common.cache_name import CACHE
 from hf_domino.decoding import support
+from hf_domino.decoding.static import fixed_cache, workspace
 
 STATIC = {"cache_implementation": "static"}
 NUM_NEW = 130  # more than the buffers of a call hold at first
@@ -141,6 +143,42 @@ def test_caches_grow_where_fixed_shapes_take_more_memory_than_there_is(
     torch.manual_seed(2)
     assert target.generate(ids, assistant_model=drafter, **options).tolist() == plain.tolist()
     assert drafter.stats.why_growing is None
+
+
+@pytest.mark.parametrize("has_graphs", [False, True])
+def test_short_texts_get_small_buffers_again_after_a_long_one(target, make_drafter, memory, monkeypatch, has_graphs):
+    """At once, or, if that costs new graphs, when several texts in a row were short."""
+    monkeypatch.setattr(workspace, "TOO_LARGE", 2)
+    monkeypatch.setattr(workspace, "PATIENCE", 2)
+    drafter = make_drafter(target)
+    plain = target.generate(PROMPT, **GREEDY)
+
+    def sizes_after(num_new):
+        memory.sizes.clear()
+        options = GREEDY | STATIC | {"max_new_tokens": num_new}
+        text = target.generate(PROMPT, assistant_model=drafter, **options)
+        assert torch.equal(text, plain[:, : PROMPT.shape[1] + num_new])
+        return set(memory.sizes)
+
+    with (
+        recorded_graphs() if has_graphs else contextlib.nullcontext(),
+        faults(plain.tolist(), target.config.vocab_size),
+    ):
+        assert sizes_after(8) == {64}
+        assert max(sizes_after(NUM_NEW)) == 192
+        if has_graphs:
+            assert [sizes_after(8) for _ in range(3)] == [set(), set(), {64}]
+            assert max(sizes_after(NUM_NEW)) == 192
+            assert [sizes_after(NUM_NEW) for _ in range(3)] == [set()] * 3
+        else:
+            assert [sizes_after(8) for _ in range(2)] == [{64}, set()]
+
+
+def test_a_buffer_of_fewer_slots_frees_the_others():
+    buffer = torch.randn(1, 2, 64, 8)
+    fewer = fixed_cache.resized(buffer, 16)
+    assert torch.equal(fewer, buffer[:, :, :16])
+    assert fewer.untyped_storage().nbytes() == fewer.nbytes
 
 
 def test_buffers_grow_by_a_step_where_there_is_no_memory_for_twice_as_much(target, make_drafter, memory):

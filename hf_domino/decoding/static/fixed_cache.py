@@ -58,11 +58,17 @@ def set_first(tensor: torch.Tensor, values: Sequence[int]) -> None:
 
 
 def resized(buffer: torch.Tensor, num_slots: int) -> torch.Tensor:
-    """Return a buffer `[..., S, D]` with another number of slots, without copying anything if these are fewer."""
+    """Return a buffer `[..., S, D]` with another number of slots."""
     size = buffer.shape[-2]
-    if num_slots <= size:
-        return buffer[..., :num_slots, :]
+    if num_slots == size:
+        return buffer
     with torch.inference_mode(False), torch.no_grad():
+        if num_slots < size:
+            fewer = buffer[..., :num_slots, :]
+            try:
+                return fewer.clone()  # a view would keep the memory of all slots
+            except torch.OutOfMemoryError:
+                return fewer
         larger = buffer.new_zeros(*buffer.shape[:-2], num_slots, buffer.shape[-1])
         larger[..., :size, :] = buffer
     return larger

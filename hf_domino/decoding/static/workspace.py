@@ -39,6 +39,10 @@ from hf_domino.targets.view import TargetModel, has_hooks
 CAPACITY_STEP = 64  # capacities are multiples of it, so that texts of nearly the same length share graphs
 LEAST_CAPACITY = 512  # on a GPU, where less saves no time
 KEPT_SHARE = 1 / 8  # of a GPU's memory: buffers that take more are freed after the call, and their graphs with them
+# Buffers with at least this many times the slots that a call used are too large for it. After a few such calls in a row
+# they are freed, because attention reads all slots. New graphs take seconds, so one call alone is no reason.
+TOO_LARGE = 4
+PATIENCE = 8
 
 # What a layer with PEFT adapters depends on besides weights: which adapters are active, whether they are disabled,
 # which are merged, and their scaling.
@@ -91,6 +95,9 @@ class Workspace(Executor):
         self.context = FixedContext(drafter, capacity, num_rows)
         # A graph belongs to one device, so nothing is captured if target and drafter are on different ones.
         self.graphs = StageGraphs(device, enabled=None if drafter.device == device else False)
+        self.num_used = 0  # positions that the current call has needed so far
+        self.num_rows_used = 1
+        self._num_small_calls = 0  # the last calls for which the buffers were too large
         self.min_batch_size = 1  # functions run on at least this many, so that only one batch size is compiled
         self._held: dict[str, torch.Tensor] = {}
 
@@ -206,6 +213,7 @@ class Workspace(Executor):
             num_positions (`int`): Positions needed now.
             most (`int`): Positions that the text can have in the end.
         """
+        self.num_used = max(self.num_used, num_positions)
         if num_positions <= self.capacity:
             return False
         before = self.capacity
@@ -226,12 +234,29 @@ class Workspace(Executor):
         self.context.resize(capacity)
         self.capacity = capacity
 
+    def fits(self, state: Hashable, device: torch.device, num_positions: int, num_rows: int) -> bool:
+        """Whether a call with this state can take the workspace for so many positions and sequences."""
+        if (self.state, self.device) != (state, device) or self.capacity < num_positions or self.num_rows < num_rows:
+            return False
+        # If nothing would have to be captured again, a call gets buffers of its own size.
+        return self.num_prepared > 0 or self.num_slots == capacity_for(num_positions, device) * num_rows
+
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
         """Leave the workspace to the next call; an interrupted call does not do this, nor one with large buffers."""
-        if self._takes_much():
+        num_slots = capacity_for(self.num_used, self.device) * self.num_rows_used
+        if num_slots * TOO_LARGE <= self.num_slots:
+            self._num_small_calls += 1
+        else:
+            self._num_small_calls = 0
+        if self._takes_much() or self._num_small_calls == PATIENCE:
             return
         with _lock:
             _idle.setdefault(target, weakref.WeakKeyDictionary())[drafter] = self
+
+    @property
+    def num_slots(self) -> int:
+        """The slots of all sequences."""
+        return self.capacity * self.num_rows
 
     def _takes_much(self) -> bool:
         """Whether the buffers take so much of a GPU's memory that other work would miss it between calls."""
@@ -273,17 +298,21 @@ def take_workspace(
     state = _state(target, drafter)
     with _lock:
         found = _idle.get(target, {}).pop(drafter, None)
-    fits = found is not None and (found.state, found.device) == (state, device)
-    if found is None or not fits or found.capacity < num_positions or found.num_rows < num_rows:
-        del found  # frees its memory before the new one is allocated
-        capacity = capacity_for(num_positions, device)
+    capacity = capacity_for(num_positions, device)
+    num_rows = bucket_of(num_rows)
+    if found is not None and not found.fits(state, device, num_positions, num_rows):
+        found = None  # frees its memory before the new one is allocated
+    if found is None:
         if device.type == "cuda":
             logger.info(
                 "hf_domino captures CUDA graphs for texts of up to %d tokens; later calls with these models use them.",
                 capacity,
             )
-        return Workspace(like, drafter, capacity, bucket_of(num_rows), device, state)
-    found.clear()
+        found = Workspace(like, drafter, capacity, num_rows, device, state)
+    else:
+        found.clear()
+    found.num_used = num_positions
+    found.num_rows_used = num_rows
     return found
 
 

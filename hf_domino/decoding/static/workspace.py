@@ -244,7 +244,7 @@ class Workspace(Executor):
     def release(self, target: PreTrainedModel, drafter: DominoDraftModel) -> None:
         """Leave the workspace to the next call; an interrupted call does not do this, nor one with large buffers."""
         num_slots = capacity_for(self.num_used, self.device) * self.num_rows_used
-        if num_slots * TOO_LARGE <= self.num_slots:
+        if num_slots * TOO_LARGE <= self.num_slots and not self.is_compiled:  # compiling takes minutes
             self._num_small_calls += 1
         else:
             self._num_small_calls = 0

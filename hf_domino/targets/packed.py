@@ -96,7 +96,7 @@ _wanted = Setting[dict[int, _Use]]("packed_linears", default={})
 _plain_forward = nn.Linear.forward
 _kept = WeakIdKeyDictionary()  # weight -> Packed, which goes with the weight
 _left_out = WeakIdKeyDictionary()  # weight -> True if it was said that there is no memory for its copy
-_gains: dict[tuple, _Gain] = {}  # by shape, dtype and number of threads
+_gains: dict[tuple, _Gain] = {}  # by `_key`
 _rows: dict[tuple, RowBits] = {}  # likewise
 
 
@@ -213,9 +213,12 @@ def _bits_of(weight: torch.Tensor, use: _Use | None) -> LinearBits:
         rows = prove(lambda values, bias: F.linear(values, weight, bias), weight.shape[1], weight.dtype)
         return LinearBits(tuple(weight.shape), weight.dtype, False, rows, True)
     random = torch.Generator().manual_seed(0)
-    prompt = torch.randn(WIDTHS[-1], weight.shape[1], generator=random, device="cpu").to(weight.dtype)
-    is_plain = torch.equal(F.linear(prompt, weight), _product(prompt, use.packed.copy, None)) and all(
-        torch.equal(F.linear(row, weight), _rowwise(row, use, None)) for row in prompt.split(1)
+    values = torch.randn(WIDTHS[-1], weight.shape[1], generator=random, device="cpu").to(weight.dtype)
+    bias = torch.randn(weight.shape[0], generator=random, device="cpu").to(weight.dtype)
+    is_plain = all(
+        torch.equal(F.linear(rows, weight, added), _rowwise(rows, use, added))
+        for added in (None, bias)
+        for rows in (values, *values.split(1))
     )
     return LinearBits(tuple(weight.shape), weight.dtype, True, use.rows, is_plain)
 
@@ -413,9 +416,14 @@ def _product(values: torch.Tensor, packed: torch.Tensor, bias: torch.Tensor | No
     return torch.ops.mkldnn._linear_pointwise.default(values, packed, bias, "none", [], "")
 
 
+def _key(shape: torch.Size, dtype: torch.dtype) -> tuple:
+    """Return what decides how oneDNN multiplies, and so how fast and in what order it adds up."""
+    return tuple(shape), dtype, torch.get_num_threads(), torch.get_float32_matmul_precision()
+
+
 def _rows_of(packed: Packed) -> RowBits:
     """Return which rows of products with a packed copy have the same bits, tried out once for each shape."""
-    key = (tuple(packed.shape), packed.dtype, torch.get_num_threads())
+    key = _key(packed.shape, packed.dtype)
     if key not in _rows:
         _rows[key] = prove(lambda values, bias: _product(values, packed.copy, bias), packed.shape[1], packed.dtype)
     return _rows[key]
@@ -423,7 +431,7 @@ def _rows_of(packed: Packed) -> RowBits:
 
 def _gain_of(weight: torch.Tensor) -> _Gain:
     """Return what packing a weight of this shape gains, measured once."""
-    key = (tuple(weight.shape), weight.dtype, torch.get_num_threads())
+    key = _key(weight.shape, weight.dtype)
     if key not in _gains:
         _gains[key] = _measure(weight.detach())
     return _gains[key]

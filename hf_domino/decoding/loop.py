@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +38,7 @@ from hf_domino.decoding.verification import accept, check_drawn, take
 from hf_domino.methods import DominoDraftModel
 from hf_domino.methods.scorer import along
 from hf_domino.stats.decoding_stats import DecodingStats, hand_out, record_stats
+from hf_domino.targets.attention import rowwise_attention
 from hf_domino.targets.identity import recognise
 from hf_domino.targets.packed import packed_linears
 from hf_domino.targets.view import Captured
@@ -105,7 +107,7 @@ def _generated(call: Call, streamer: BaseStreamer | None) -> Generation:
     generation = None
     try:
         generation = Generation(call, streamer)
-        with generation.packed():
+        with generation.exact():
             generation.run()
     except Exception as error:
         if generation is None or generation.may_restart:
@@ -156,15 +158,19 @@ class Generation:
         self.is_stepwise = False  # whether rounds are verified one position at a time
         self.may_restart = True  # until something has seen the first scores, such as a processor, or drawn a token
 
-    def packed(self) -> AbstractContextManager:
-        """The context manager in which linear layers of both models use packed weights on a CPU."""
+    @contextmanager
+    def exact(self) -> Iterator[None]:
+        """Inside this `with` block, a CPU computes each position of a forward alone, with packed weights."""
         longest = self.call.stops.max_length
         # A call of one token verifies nothing, which would be worth reading all weights to see whether they changed.
         is_short = longest is not None and longest <= self.call.input_ids.shape[1] + 1
-        if self.executor.is_compiled or is_short:
-            return nullcontext()
-        drafter = self.call.drafter
-        return packed_linears(self.call.model, drafter, weights=drafter.vocabulary.weights(self.generator.target))
+        packed: AbstractContextManager = nullcontext()
+        if not self.executor.is_compiled and not is_short:
+            drafter = self.call.drafter
+            weights = drafter.vocabulary.weights(self.generator.target)
+            packed = packed_linears(self.call.model, drafter, weights=weights)
+        with rowwise_attention(self.call.input_ids.device), packed:
+            yield
 
     def run(self) -> None:
         """Run the prefill and all rounds. The cache of a single sequence stays usable even after an exception."""

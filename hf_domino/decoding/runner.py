@@ -22,7 +22,6 @@ from hf_domino.decoding.executor import Executor
 from hf_domino.decoding.static.batch_masks import batch_masks
 from hf_domino.decoding.tree import Tree, tree_inputs
 from hf_domino.methods.scorer import along
-from hf_domino.targets.attention import unrepeated_keys
 from hf_domino.targets.view import PER_POSITION, Captured, TargetModel
 
 
@@ -256,7 +255,7 @@ class TargetRunner:
                 width = num_checked  # there are no positions left for padding
                 forward = self.forward_near_limit
             inputs = (torch.nn.functional.pad(self._block, (0, width - num_checked)),)
-        with self._executor.timer.phase("target_forward"), unrepeated_keys(self._device):
+        with self._executor.timer.phase("target_forward"):
             logits, captured = self._executor.run(forward, *inputs, key=self._key)
         self.storage.check_forward(width)
         if width > num_checked:

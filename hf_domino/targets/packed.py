@@ -32,11 +32,13 @@ from hf_domino._common.errors import invalid_argument
 from hf_domino._common.forks import Lock
 from hf_domino._common.memory import available_memory
 from hf_domino._common.notices import logger, notice
+from hf_domino.targets.attention import rowwise_attention
 from hf_domino.targets.digest import digest_of
 from hf_domino.targets.row_bits import AS_THEY_ARE, RowBits, prove
 
 SETTING = "HF_DOMINO_PACKED"  # environment variable
 AUTO, NEVER, ALWAYS = "auto", "0", "1"
+CPU = torch.device("cpu")
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 # Numbers of positions whose products are timed: a plain decode step, a block, and a prompt. A weight is packed for the
 # sake of the first two, and products of more than MOST_OF_BLOCK positions use the copy if the last one is faster.
@@ -150,7 +152,7 @@ def packed_linears(*models: nn.Module, weights: Iterable[torch.Tensor] = ()) -> 
     if not found:
         yield
         return
-    with _patch.applied(), _wanted.within(_wanted.get() | found):
+    with rowwise_attention(CPU), _patch.applied(), _wanted.within(_wanted.get() | found):
         yield
 
 

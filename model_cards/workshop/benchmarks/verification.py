@@ -25,7 +25,7 @@ from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.provenance import provenance
 from hf_domino.evaluation.benchmark.timing import timed
 from hf_domino.evaluation.results import Result, to_lines
-from hf_domino.targets.attention import unrepeated_keys
+from hf_domino.targets.attention import rowwise_attention
 
 SHAPES = {
     "small": {"vocab_size": 32768, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8}
@@ -37,7 +37,7 @@ CPU = torch.device("cpu")
 REPEATED, FOLDED = "keys repeated", "keys not repeated"
 METHODS: dict[str, Callable[[], contextlib.AbstractContextManager]] = {
     REPEATED: contextlib.nullcontext,
-    FOLDED: partial(unrepeated_keys, CPU),
+    FOLDED: partial(rowwise_attention, CPU),
 }
 # Of logits of about 1, whose sums are in another order.
 TOLERANCES = {"float32": 1e-4, "bfloat16": 0.1}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from families import build
 
+from hf_domino.targets.attention import adds_up_evenly
 from hf_domino.targets.exactness import EQUAL, EQUAL_TO_PACKED, UP_TO_ROUNDING, measure_exactness
 
 pytestmark = pytest.mark.transformers
@@ -29,6 +30,8 @@ INEXACT = {
 @pytest.fixture(autouse=True)
 def packed(monkeypatch):
     monkeypatch.setenv("HF_DOMINO_PACKED", "1")
+    if not adds_up_evenly(16, torch.get_num_threads()):
+        pytest.skip("this processor adds up in another order in wider products")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -42,7 +42,9 @@ class Exactness:
             return f"{self.word}: blocks have the logits of plain decode steps"
         if self.word == EQUAL_TO_PACKED:
             return f"{self.word}: plain generate() differs by the rounding of hf_domino.packed_linears() alone"
-        return f"{self.word}: a block rounds differently from plain decode steps, first in {self.module or 'the logits'}"
+        return (
+            f"{self.word}: a block rounds differently from plain decode steps, first in {self.module or 'the logits'}"
+        )
 
 
 @torch.no_grad()

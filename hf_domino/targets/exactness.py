@@ -105,7 +105,7 @@ def _recorded(target: PreTrainedModel, outputs: Outputs) -> Iterator[None]:
 def _are_equal(of_block: list[torch.Tensor], of_steps: list[torch.Tensor]) -> bool:
     """Whether a module's outputs are the same; True if their positions cannot be told."""
     for axis in range(-2, -of_block[0].dim() - 1, -1):
-        if len(of_block) == 1 and of_steps and of_block[0].shape[axis] == len(of_steps):
-            if all(step.shape[axis] == 1 for step in of_steps):
-                return torch.equal(torch.cat(of_steps, dim=axis), of_block[0])
+        is_whole = len(of_block) == 1 and of_steps and of_block[0].shape[axis] == len(of_steps)
+        if is_whole and all(step.shape[axis] == 1 for step in of_steps):
+            return torch.equal(torch.cat(of_steps, dim=axis), of_block[0])
     return True

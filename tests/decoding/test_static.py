@@ -308,6 +308,24 @@ def test_moved_weights_are_not_replayed(make_drafter, recorded):
     assert len(recorded) == 3
 
 
+def test_a_forward_that_was_replaced_is_seen(make_drafter, recorded):
+    target = build("Qwen2")
+    drafter = make_drafter(target)
+    before = assert_equal_to_plain(target, drafter)
+    original = target.forward
+
+    def shifted(*args, **kwargs):
+        outputs = original(*args, **kwargs)
+        outputs.logits = outputs.logits.roll(1, dims=-1)
+        return outputs
+
+    target.forward = shifted
+    assert not torch.equal(assert_equal_to_plain(target, drafter), before)
+    del target.forward
+    assert_equal_to_plain(target, drafter)
+    assert len(recorded) == 3
+
+
 @pytest.mark.parametrize("setting", ["TF32", "attention"])
 def test_graphs_of_other_kernels_are_not_replayed(target, make_drafter, recorded, setting):
     drafter = make_drafter(target)

@@ -389,6 +389,9 @@ def _state(target: PreTrainedModel, drafter: DominoDraftModel) -> Hashable:
                     found.append((tensor.data_ptr(), tensor.dtype, tensor.requires_grad))
             if has_hooks(part):
                 found += _hooks(part)
+            if (forward := part.__dict__.get("forward")) is not None:  # as of a model that accelerate prepared
+                # A reference, because a function can hold its module. A dead one equals no other.
+                found.append(weakref.ref(getattr(forward, "__func__", forward)))
             if hasattr(part, "merged_adapters"):
                 found.append(repr([getattr(part, name, None) for name in OF_ADAPTERS]))
     return tuple(found)

@@ -12,7 +12,16 @@ from typing import Any
 from hf_domino._common.atomic_writes import check_writable
 from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino._common.options import add_flags
-from hf_domino.cli.flags import DEFAULT_DTYPE, DTYPE, TRUST_HELP, default_device, say_if_busy, set_up, thread_count
+from hf_domino.cli.flags import (
+    DEFAULT_DTYPE,
+    DTYPE,
+    TRUST_HELP,
+    default_device,
+    readable,
+    say_if_busy,
+    set_up,
+    thread_count,
+)
 from hf_domino.data.settings import WritingSettings
 
 EXAMPLES = """\
@@ -71,6 +80,8 @@ def run(options: argparse.Namespace) -> int:
     from hf_domino.pair import find_target
     from hf_domino.targets.loading import load_config, trusting
 
+    with readable("--system"):
+        (options.system or "").encode()
     for name in ("prompts", "exclude"):  # before anything is loaded
         setattr(options, name, [prompt_file(path, f"--{name}") for path in getattr(options, name)])
     check_writable(options.output, "--output")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from hf_domino._common.atomic_writes import check_writable
-from hf_domino.cli.flags import DTYPE, ENGINE_NAMES, FORMATS, set_up
+from hf_domino.cli.flags import DTYPE, ENGINE_NAMES, FORMATS, TRUST_HELP, set_up
 
 EXAMPLES = """\
   hf-domino export --drafter my-drafter --output my-drafter-sglang --engine sglang
@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--engine", choices=ENGINE_NAMES, help="check the drafter for this engine, and refuse what it does not support"
     )
     parser.add_argument("--dtype", **DTYPE, default="bfloat16", help="dtype of the weights")
+    parser.add_argument("--trust-remote-code", action="store_true", help=TRUST_HELP)
     parser.add_argument("--overwrite", action="store_true", help="replace the checkpoint in the output folder")
 
 
@@ -45,9 +46,10 @@ def run(options: argparse.Namespace) -> None:
     given = {name: getattr(options, name) for name in ("format", "engine", "dtype", "overwrite")}
     target = None
     if options.target is not None:
-        from hf_domino.targets.loading import AutoTarget
+        from hf_domino.targets.loading import AutoTarget, trusting
 
-        target = AutoTarget.from_pretrained(find_target(options.target), dtype="auto")
+        trust = trusting(options.trust_remote_code)
+        target = AutoTarget.from_pretrained(find_target(options.target), dtype="auto", **trust)
     config = drafter.config
     written = drafter.export(options.output, target=target, **given)
     print(f"{written.folder}: {', '.join(written.files)} ({written.format})")

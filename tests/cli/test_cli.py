@@ -86,6 +86,12 @@ def test_a_prompt_of_other_bytes_than_utf_8_is_said(words, monkeypatch, capsys):
         assert "must be a text in UTF-8, got 'other bytes'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["chat", "data --target t --output o"])
+def test_a_system_message_of_other_bytes_than_utf_8_is_said(command, capsys):
+    assert cli.main([*command.split(), "--system", "abc \udcff"]) == cli.USER_ERROR
+    assert "--system must be a text in UTF-8, got 'other bytes'" in capsys.readouterr().err
+
+
 def test_find_says_that_a_folder_is_not_on_the_hub(tmp_path, capsys):
     assert cli.main(["find", str(tmp_path)]) == cli.USER_ERROR
     assert f"TARGET must be OWNER/NAME on the Hub, got 'the folder {tmp_path}'" in capsys.readouterr().err

@@ -136,7 +136,14 @@ class OwnForCausalLM(Qwen3ForCausalLM):
 """
 
 
-@pytest.mark.parametrize("command", ["generate --drafter recycling --max-new-tokens 2 abc", "data --max-new-tokens 2"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "generate --drafter recycling --max-new-tokens 2 --threads 1 abc",
+        "data --max-new-tokens 2 --threads 1",
+        "export --drafter DRAFTER --output OUT",
+    ],
+)
 def test_code_that_comes_with_a_target_runs_if_it_is_trusted(command, saved_pair, tmp_path, monkeypatch, capsys):
     folder = tmp_path / "own"
     shutil.copytree(saved_pair[0], folder)
@@ -144,7 +151,8 @@ def test_code_that_comes_with_a_target_runs_if_it_is_trusted(command, saved_pair
     config["auto_map"] = {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "own.py").write_text(CODE)
-    words = [*command.split(), "--target", str(folder), "--threads", "1"]
+    command = command.replace("DRAFTER", str(saved_pair[1])).replace("OUT", str(tmp_path / "exported"))
+    words = [*command.split(), "--target", str(folder)]
     if command.startswith("data"):
         prompts = write_lines(tmp_path / "prompts.jsonl", [{"text": "abc"}])
         words += ["--prompts", str(prompts), "--keep-unended", "--min-distinct", "0", "--output", str(tmp_path / "out")]

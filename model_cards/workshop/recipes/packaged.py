@@ -98,10 +98,10 @@ def dequantise(gguf: Path, dtype: torch.dtype) -> tuple[PreTrainedModel, Any]:
     config = quantised.config
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    target = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-    target.load_state_dict(quantised.state_dict())
+    target = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    target.load_state_dict(quantised.state_dict())  # which rounds
     target.generation_config = quantised.generation_config
-    return target.to(dtype).eval(), AutoTokenizer.from_pretrained(gguf.parent, **read)
+    return target.eval(), AutoTokenizer.from_pretrained(gguf.parent, **read)
 
 
 def _unpacked(name: str) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch.nn import functional as F
+from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -138,7 +139,8 @@ def _is_wanted(query: torch.Tensor) -> bool:
     # A compiled model only calls this while it is traced, and the trace then serves all threads.
     if torch.compiler.is_compiling() or not query.is_cpu or _parts.get() is None:
         return False
-    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"))
+    # A `TorchDispatchMode`, such as one that counts FLOPs or records a stage, sees Transformers' own attention.
+    return not (torch.is_grad_enabled() or torch.is_autocast_enabled("cpu") or is_in_torch_dispatch_mode())
 
 
 def _parts_of(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None) -> list[_Part] | None:

@@ -38,9 +38,9 @@ from hf_domino.formats.fields import (
     Format,
     StoredConfig,
     backbone_fields,
+    block_fields,
     classes_of,
     decoder_of,
-    head_fields,
     merged,
     misfit,
     predicts_next,
@@ -65,9 +65,8 @@ ARCHITECTURES |= {INTERLEAVED_CLASS, DFLY_CLASS, XPRESS_CLASS}
 WRITTEN = {"dspark": DEEPSPEC_CLASS, "dflash2": DFLASH2_CLASS}  # other methods are written as DFLASH_CLASS
 # Fields that are read, at the top level or in a section.
 OWN = """
-    projector_type block_size mask_token_id draft_vocab_size num_target_layers target_num_hidden_layers
-    target_layer_ids use_swa swa_window_size causal_head target_config_digest enable_hidden_correction
-    xpress_mlp_hidden xpress_num_passes xpress_block_size
+    projector_type num_target_layers target_num_hidden_layers target_layer_ids use_swa swa_window_size causal_head
+    target_config_digest enable_hidden_correction xpress_mlp_hidden xpress_num_passes xpress_block_size
 """
 READS = (*READ_OF_DECODERS, *READ_OF_BLOCKS, SECTION, DSPARK_SECTION, *OWN.split())
 # Fields that matter only in training or to the target, or that follow from the tensors.
@@ -76,7 +75,7 @@ MUSE_TYPE = "muse_glimmer_assistant"
 MUSE_TARGET_TYPE = "muse_glimmer_text"
 
 
-def _fields(stored: StoredConfig) -> Fields:
+def _read(stored: StoredConfig) -> Fields:
     stored = merged(stored, SECTION, DSPARK_SECTION)
     classes = classes_of(stored)
     is_next = DEEPSPEC_CLASS in classes or "markov_rank" in stored  # also if its class was renamed
@@ -100,17 +99,11 @@ def _fields(stored: StoredConfig) -> Fields:
     if all(section_of(stored, place).get("rope_theta") is None for place in ROPE_SECTIONS):
         required(stored, "rope_theta")
     # DeepSpec copies its target's partial rotation factor, but rotates whole heads.
-    fields = backbone_fields(stored, rotates_whole_heads=is_next) | {
-        "block_size": stored["block_size"],
-        "draft_vocab_size": stored.get("draft_vocab_size"),
-        "mask_token_id": stored["mask_token_id"],
-        "num_target_layers": stored.get("num_target_layers"),
-        "target_layer_ids": stored.get("target_layer_ids"),
-        "projector_type": projector_type_of(stored),
-        "shift_label": predicts_next(stored, is_next),
-        "target_config_digest": stored.get("target_config_digest"),
-    }
-    return fields | _window_fields(stored, fields) | head_fields(stored, fields["projector_type"])
+    fields = backbone_fields(stored, rotates_whole_heads=is_next)
+    fields |= _window_fields(stored, fields) | block_fields(stored, projector_type_of(stored))
+    fields["shift_label"] = predicts_next(stored, is_next)
+    fields["target_config_digest"] = stored.get("target_config_digest")
+    return fields
 
 
 def _xpress_fields(stored: StoredConfig) -> Fields:
@@ -123,10 +116,8 @@ def _xpress_fields(stored: StoredConfig) -> Fields:
     size = stored.get("block_size")
     if stored.get("xpress_block_size") not in (None, size):
         raise misfit("xpress_block_size", f"{size} as block_size says", stored["xpress_block_size"])
-    found = {"xpress_mlp_ratio": width // rank}
-    if (passes := stored.get("xpress_num_passes")) is not None:
-        found["num_jacobi_passes"] = passes
-    return found
+    passes = stored.get("xpress_num_passes", stored.get("num_jacobi_passes"))
+    return {"xpress_mlp_ratio": width // rank, "num_jacobi_passes": passes}
 
 
 def _window_fields(stored: StoredConfig, backbone: Fields) -> Fields:
@@ -138,8 +129,9 @@ def _window_fields(stored: StoredConfig, backbone: Fields) -> Fields:
         if types is not None or stored.get("use_swa") or non_causal:
             expected = "left out, or beside it neither sliding windows nor causal=false"
             raise misfit("causal_head", expected, stored["causal_head"], CANNOT_RUN)
-        return window_fields([SLIDING] * backbone["num_hidden_layers"], backbone["max_position_embeddings"])
-    if stored.get("use_swa"):
+        types = [SLIDING] * backbone["num_hidden_layers"]
+        window = backbone["max_position_embeddings"]
+    elif stored.get("use_swa"):
         non_causal = non_causal or types is None
         types = types or [SLIDING] * backbone["num_hidden_layers"]
         window = stored.get("swa_window_size") or window or stored.get("sliding_window")
@@ -171,7 +163,7 @@ def projector_type_of(stored: StoredConfig) -> str:
     return given
 
 
-def stored_dflash(config: DominoConfig) -> Fields:
+def _write(config: DominoConfig) -> Fields:
     """Return a config.json as in the releases: sizes and block size at the top, the drafter's own fields in a section.
 
     As in DeepSpec, all fields of DSpark are at the top. As in z-lab's files, the section repeats DFlash 2's block size.
@@ -208,7 +200,9 @@ DFLASH_CONFIG = Format(
         or bool(ARCHITECTURES & classes_of(stored))
         or stored.get("model_type") == DominoConfig.model_type
     ),
-    fields=_fields,
+    read=_read,
+    write=_write,
+    exported_as="specforge",
     # Early files nest the head. Model-Optimizer's files nest the drafter if they were not exported, and the head of its
     # DSpark is not nested. AngelSpec has its own names for the shared tensors.
     renames={
@@ -231,10 +225,10 @@ DFLASH_CONFIG = Format(
 )
 
 
-def _fields_of_muse(stored: StoredConfig) -> Fields:
+def _read_muse(stored: StoredConfig) -> Fields:
     stored = merged(stored, SECTION)
     vocab_size = stored.get("vocab_size") or decoder_of({"model_type": MUSE_TARGET_TYPE}).vocab_size
-    fields = _fields(decoder_of(stored).to_dict() | stored | {"vocab_size": vocab_size})
+    fields = _read(decoder_of(stored).to_dict() | stored | {"vocab_size": vocab_size})
     if "layer_types" in fields:
         fields |= {"sliding_window": fields["sliding_window"] + 1, "sliding_window_non_causal": True}
     return fields
@@ -243,7 +237,7 @@ def _fields_of_muse(stored: StoredConfig) -> Fields:
 MUSE_GLIMMER = Format(
     name="Muse Glimmer assistant",
     matches=lambda stored: stored.get("model_type") == MUSE_TYPE,
-    fields=_fields_of_muse,
+    read=_read_muse,
     renames={r"^encoder\.fc\.": "fc.", r"^encoder\.output_norm_enc\.": "hidden_norm."},
     reads=READS,
     harmless=HARMLESS,

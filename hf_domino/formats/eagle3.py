@@ -75,7 +75,7 @@ def _matches(stored: StoredConfig) -> bool:
     return bool(ARCHITECTURES & classes) or is_authors
 
 
-def _fields(stored: StoredConfig) -> Fields:
+def _read(stored: StoredConfig) -> Fields:
     nested = section_of(stored, NESTED)
     is_nested = KIND in stored
     stored = merged(stored, NESTED)
@@ -124,7 +124,7 @@ def _check_tensors(stored: StoredConfig, names: Container[str]) -> None:
 EAGLE3 = Format(
     name="EAGLE-3 (speculators, SpecForge, SGLang, its authors, Model-Optimizer)",
     matches=_matches,
-    fields=_fields,
+    read=_read,
     renames={r"^(model\.)?midlayer\.": "layers.0."},
     reads=(*READ_OF_DECODERS, *FLAGS, LAYERS, KIND, DECODER_SECTION, NESTED, "draft_vocab_size", "target_hidden_size"),
     only=RUN,

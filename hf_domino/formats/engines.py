@@ -10,7 +10,7 @@ and `model_executor/models/qwen3_{dspark,dflash2}.py` of vLLM (0302ff4, 030da62)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from string import Template
 from typing import Any
@@ -33,12 +33,6 @@ from hf_domino.formats.fields import (
 from hf_domino.formats.registry import format_of
 from hf_domino.formats.speculators import KIND, SPECULATORS
 
-DOMINO = ("domino",)
-DFLASH = ("dflash",)
-DSPARK = ("dspark",)
-DFLASH2 = ("dflash2",)
-UNSERVED = ("dfly", "xpress")
-
 
 @dataclass(frozen=True)
 class Rule:
@@ -48,7 +42,7 @@ class Rule:
     expected: str
     holds: Callable[[Any], bool]  # whether a value (None if absent) is as expected
     why: str  # what the engine does otherwise, and the remedy
-    kinds: Collection[str] = BLOCK_METHODS  # the values of projector_type that it applies to
+    kinds: str = " ".join(BLOCK_METHODS)  # the values of projector_type that it applies to
 
 
 @dataclass(frozen=True)
@@ -97,27 +91,31 @@ class Unmet:
         return str(invalid_argument(self.field, self.expected, self.value, self.why))
 
 
-def _ordered(engine: str, kinds: tuple[str, ...], is_shifted: bool = False) -> Rule:
+def _ordered(engine: str, kinds: str, is_shifted: bool = False) -> Rule:
     why = (
         f"{engine} reads proposals of such a block from its {'first' if is_shifted else 'second'} position on; drafts "
         f"of this one would be one token off, without an error. Train with shift_label: {str(is_shifted).lower()}."
     )
     return Rule(
         "shift_label sample_from_anchor",
-        f"{is_shifted} ({' or '.join(kinds)})",
+        f"{is_shifted} ({' or '.join(kinds.split())})",
         lambda value: bool(value) == is_shifted,
         why,
         kinds,
     )
 
 
-def _without(names: Collection[str], kinds: Collection[str]) -> Iterator[Rule]:
+def _without(names: Sequence[str], kinds: str = Rule.kinds) -> Iterator[Rule]:
     for name in names:
         yield Rule(name, "absent", lambda value: not value, "It does not read it of this kind.", kinds)
 
 
 _READS_HEAD = Rule(
-    "projector_type", "one of domino, dflash, dspark, dflash2", lambda value: False, "It has no such head.", UNSERVED
+    "projector_type",
+    "one of domino, dflash, dspark, dflash2",
+    lambda value: False,
+    "It has no such head.",
+    "dfly xpress",
 )
 _ACTIVATION = Rule("hidden_act", "'silu'", lambda value: value == "silu", "It has MLPs of no other activation.")
 
@@ -136,20 +134,20 @@ SGLANG = Engine(
             lambda value: value == 1,
             "SGLang takes the first proposal from the base logits and corrects from the second on, as in the "
             "releases. Train with pure_draft_prefix_len: 1.",
-            DOMINO,
+            "domino",
         ),
         Rule(
             "dtype",
             "'bfloat16'",
             lambda value: value == "bfloat16",
             "Its Domino runs in bfloat16 alone, the target included. Export with dtype='bfloat16'.",
-            DOMINO,
+            "domino",
         ),
-        _ordered("SGLang", DFLASH + DFLASH2),
-        _ordered("SGLang", DSPARK, is_shifted=True),
-        *_without([CONVOLUTION], DSPARK),
-        *_without(["input_embedding_scale", FUSION], BLOCK_METHODS),
-        *_without(["output_multiplier", "final_logit_softcapping"], DOMINO + DFLASH + DSPARK),
+        _ordered("SGLang", "dflash dflash2"),
+        _ordered("SGLang", "dspark", is_shifted=True),
+        *_without([CONVOLUTION], "dspark"),
+        *_without(["input_embedding_scale", FUSION]),
+        *_without(["output_multiplier", "final_logit_softcapping"], "domino dflash dspark"),
         _READS_HEAD,
         _ACTIVATION,
     ),
@@ -171,7 +169,7 @@ VLLM = Engine(
             "False",
             lambda value: not value,
             "It reads a block's proposals from its second position on and refuses. Export as specforge.",
-            DFLASH,
+            "dflash",
         ),
         Rule(
             "target_model_type",
@@ -179,18 +177,18 @@ VLLM = Engine(
             lambda value: not str(value).startswith("gemma"),
             "Gemma scales its embeddings, which vLLM's drafters read unscaled. Generate with Transformers.",
         ),
-        _ordered("vLLM", DFLASH2),
-        *_without(SCALES, DOMINO + DFLASH + DSPARK),
-        *_without([FUSION], BLOCK_METHODS),
-        *_without([CONVOLUTION], DSPARK),
-        Rule(CONVOLUTION, "given", bool, "It has no DFlash 2 without convolutions.", DFLASH2),
-        Rule(KIND, "absent", lambda value: not value, "It reads z-lab's layout. Export as specforge.", DFLASH2),
+        _ordered("vLLM", "dflash2"),
+        *_without(SCALES, "domino dflash dspark"),
+        *_without([FUSION]),
+        *_without([CONVOLUTION], "dspark"),
+        Rule(CONVOLUTION, "given", bool, "It has no DFlash 2 without convolutions.", "dflash2"),
+        Rule(KIND, "absent", lambda value: not value, "It reads z-lab's layout. Export as specforge.", "dflash2"),
         Rule(
             "markov_head_type",
             "'vanilla'",
             lambda value: value in (None, "vanilla"),
             "It has no other head of DSpark. Train with markov_head_type: vanilla.",
-            DSPARK,
+            "dspark",
         ),
         _READS_HEAD,
         _ACTIVATION,
@@ -206,10 +204,10 @@ ZLAB = Engine(
     reads=(DFLASH_CONFIG,),
     command=Template("dflash generate transformers --model $target --draft $drafter PROMPT"),
     rules=(
-        Rule("projector_type", "'dflash'", lambda value: False, "It has no other kind.", DOMINO + DSPARK + DFLASH2),
+        Rule("projector_type", "'dflash'", lambda value: False, "It has no other kind.", "domino dspark dflash2"),
         _READS_HEAD,
-        _ordered("It", DFLASH),
-        *_without(AROUND_LAYERS, DFLASH),
+        _ordered("It", "dflash"),
+        *_without(AROUND_LAYERS, "dflash"),
         Rule(
             "num_target_layers",
             "given",
@@ -244,6 +242,6 @@ def unmet(stored: StoredConfig, engine: Engine) -> tuple[Unmet, ...]:
     for rule in engine.rules:
         names = rule.names.split()
         name = next((name for name in names if name in given), names[0])
-        if kind in rule.kinds and not rule.holds(given.get(name)):
+        if kind in rule.kinds.split() and not rule.holds(given.get(name)):
             refused.append(Unmet(name, rule.expected, given.get(name), rule.why))
     return tuple(refused)

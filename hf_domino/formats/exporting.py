@@ -21,17 +21,15 @@ from hf_domino._common.atomic_writes import atomic_writes, check_writable
 from hf_domino._common.dtypes import dtype_of
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
-from hf_domino.formats.dflash_config import stored_dflash
 from hf_domino.formats.draft_vocabulary import NO_HEAD, beside, spread
 from hf_domino.formats.engines import ENGINES, Unmet, unmet
 from hf_domino.formats.fields import Fields, StoredConfig
 from hf_domino.formats.loading import shown
+from hf_domino.formats.registry import WRITTEN
 from hf_domino.formats.source import CONFIG
-from hf_domino.formats.speculators import stored_speculators
 
 logger = logging.get_logger(__name__)
 
-FORMATS = {"specforge": stored_dflash, "speculators": stored_speculators}
 MAX_SHARD_SIZE = "5GB"
 ROTATED_WEIGHTS = re.compile(r"\.[qk]_(proj|norm)\.weight$")  # weights of rotated queries and keys
 WEIGHTS = "model*.safetensors*"  # a single file, or shards and their index
@@ -51,14 +49,14 @@ class Export:
 
 def stored_config(config: DominoConfig, format: str = "specforge", dtype: torch.dtype | str = torch.bfloat16) -> Fields:
     """Return a drafter's config.json in another project's format, for weights of this dtype."""
-    if format not in FORMATS:
+    if format not in WRITTEN:
         raise invalid_argument(
-            "format", f"one of {', '.join(FORMATS)}", format, "save_pretrained writes hf_domino's own."
+            "format", f"one of {', '.join(WRITTEN)}", format, "save_pretrained writes hf_domino's own."
         )
     config.check_supports("export")
     described = deepcopy(config)
     described.dtype = dtype_of(dtype)
-    return FORMATS[format](described)
+    return WRITTEN[format](described)
 
 
 def refusals(stored: StoredConfig, config: DominoConfig) -> dict[str, tuple[Unmet, ...]]:

@@ -95,12 +95,13 @@ HEADS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "xpress": (("xpress_rank",), ("xpress_mlp_ratio", "num_jacobi_passes")),
 }
 BLOCK_METHODS = tuple(HEADS)
+BLOCK_FIELDS = ("block_size", "mask_token_id", "draft_vocab_size", "num_target_layers", "target_layer_ids")
 CODEBOOKS = {
     f"{name}_codebook$": f"{name}_codebook.weight" for name in ("predecessor", "successor")
 }  # DFlash 2's matrices, as all other projects name them
 CONV_GROUP = "conv_group_size"
 READ_OF_HEADS = tuple(name for told_and_options in HEADS.values() for names in told_and_options for name in names)
-READ_OF_BLOCKS = (*READ_OF_HEADS, *ORDER, *AROUND_LAYERS, CONV_GROUP)
+READ_OF_BLOCKS = (*READ_OF_HEADS, *ORDER, *AROUND_LAYERS, CONV_GROUP, *BLOCK_FIELDS[:3])
 LABELS = "num_labels"  # of a classifier; Transformers creates a list of that length
 DTYPE_FIELDS = ("dtype", "torch_dtype")
 
@@ -112,7 +113,10 @@ class Format:
     name: str  # in errors
     matches: Callable[[StoredConfig], bool]  # whether a configuration is of this format
     # Returns the fields of DominoConfig that a configuration describes; a ValueError if one is missing or unsupported.
-    fields: Callable[[StoredConfig], Fields]
+    read: Callable[[StoredConfig], Fields]
+    # Returns a drafter's config.json; a ValueError if the format cannot describe the drafter.
+    write: Callable[[DominoConfig], Fields] | None = None
+    exported_as: str = ""  # its name in `export(format=...)`, if it can be written
     renames: Mapping[str, str] = field(default_factory=dict)  # patterns of tensor names -> replacements, in this order
     reads: Iterable[str] = ()  # its fields that are read, besides those of a nested decoder
     only: Mapping[str, Any] = field(default_factory=lambda: dict.fromkeys(UNSUPPORTED, False))  # only supported values
@@ -125,11 +129,6 @@ class Format:
         for pattern, replacement in self.renames.items():
             name = re.sub(pattern, replacement, name)
         return name
-
-    def refuse_what_is_not_run(self, stored: StoredConfig) -> None:
-        """Raise an error for fields that would change the computation in a way that is not implemented here."""
-        for _, place in places_of(stored):
-            refuse_others_than(self.only, place)
 
     def unread(self, stored: StoredConfig) -> list[str]:
         """List the fields of a configuration that have a value and are neither read nor harmless."""
@@ -206,17 +205,20 @@ def _agreed(places: Sequence[StoredConfig], names: Mapping[str, bool], default: 
     return found
 
 
-def head_fields(stored: StoredConfig, method: str) -> Fields:
-    """Read the fields of a method's head, and of what it computes around its layers; a soft cap of 0 means none."""
+def block_fields(stored: StoredConfig, method: str) -> Fields:
+    """Read what block drafters of all formats state under our names: of the block, the head, and around the layers."""
     needed, options = HEADS[method]
     required(stored, *needed)
-    found = {name: stored[name] for name in (*needed, *options) if stored.get(name) is not None}
-    found |= {name: stored[name] for name in (*AROUND_LAYERS, CONV_GROUP) if stored.get(name)}
-    return found | ({"draft_pool_size": found["selector_top_k"]} if method == "dflash2" else {})
+    found = {"projector_type": method} | {name: stored.get(name) for name in BLOCK_FIELDS}
+    found |= {name: stored[name] for name in (*needed, *options) if stored.get(name) is not None}
+    found |= {name: stored[name] for name in (*AROUND_LAYERS, CONV_GROUP) if stored.get(name)}  # a cap of 0 means none
+    if method == "dflash2":
+        found["draft_pool_size"] = stored["selector_top_k"]
+    return found
 
 
 def stored_head(config: DominoConfig) -> Fields:
-    """Return the fields that [`head_fields`] reads, for a config.json."""
+    """Return the fields of a head, and of what is around the layers, for a config.json."""
     needed, options = HEADS[config.projector_type]
     around = [name for name in AROUND_LAYERS if getattr(config, name)]
     if config.conv_kernel_size:

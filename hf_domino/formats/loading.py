@@ -36,10 +36,13 @@ from hf_domino.formats.fields import (
     classes_of,
     is_of_target,
     misfit,
+    places_of,
+    refuse_others_than,
     required,
     rope_interleaved,
 )
-from hf_domino.formats.registry import LOADED, OURS, format_of, refuse_others
+from hf_domino.formats.ours import OURS
+from hf_domino.formats.registry import LOADED, format_of, refuse_others
 from hf_domino.formats.source import AGAIN, FolderOrName, StoredTensor, check_source, read_config, stored_tensors
 
 logger = logging.get_logger(__name__)
@@ -126,19 +129,17 @@ def interpret(stored: StoredConfig, overrides: Mapping[str, Any] | None = None) 
             raise invalid_argument(
                 "quantization_config", "absent", quantised, f"The weights are quantised. {CANNOT_RUN}"
             )
-    if found is not OURS and stored is not None:
+    if found is not OURS:
         refuse_others(stored)
     if found is None:
         required(stored, "model_type")
         DominoConfig.from_dict(dict(stored))  # raises an error that it is not a drafter
     assert found is not None
-    return found, _config(found, stored, dict(overrides or {}))
-
-
-def _config(found: Format, stored: StoredConfig, overrides: Fields) -> DominoConfig:
+    overrides = dict(overrides or {})
     try:
-        found.refuse_what_is_not_run(stored)
-        fields = found.fields(stored)
+        for _, place in places_of(stored):
+            refuse_others_than(found.only, place)
+        fields = found.read(stored)
         fields["rope_interleaved"] = rope_interleaved(stored, INTERLEAVED_CLASS in classes_of(stored))
         fields.pop(LABELS, None)
         asked = fields | overrides
@@ -146,7 +147,7 @@ def _config(found: Format, stored: StoredConfig, overrides: Fields) -> DominoCon
         if asked.get("target_layer_ids") is None and method is not None and method.config_class.needs_layer_ids:
             raise misfit("target_layer_ids", "given", None, WHICH_LAYERS)
         _check_types(asked, overrides)
-        return DominoConfig.from_dict(fields, **overrides)
+        return found, DominoConfig.from_dict(fields, **overrides)
     except (
         StrictDataclassError,
         TypeError,
@@ -158,7 +159,7 @@ def _config(found: Format, stored: StoredConfig, overrides: Fields) -> DominoCon
         raise ValueError(f"config.json ({found.name}) cannot be read: {reason}. {CORRECT_IT}") from error
 
 
-def _check_types(fields: Fields, overrides: Fields) -> None:
+def _check_types(fields: Fields, overrides: Mapping[str, Any]) -> None:
     """Check types before ranges, because comparing a text with a range raises an error that does not name the field."""
     for name, annotation in all_fields().items():  # annotations are texts, such as "list[int] | None"
         if name in fields and not any(_is_a(kind, fields[name]) for kind in annotation.split(" | ")):
@@ -185,8 +186,9 @@ def _is_a(kind: str, value: Any) -> bool:
 def check_tensors(config: DominoConfig, found: Format, stored: Mapping[str, StoredTensor | torch.Tensor]) -> None:
     """Raise an error if tensors are missing, unknown, of another shape, or of a head that the configuration lacks."""
     for name in stored:
-        if kind := next((METHOD_OF_TENSORS[part] for part in METHOD_OF_TENSORS if part in name), None):
-            raise invalid_argument("the drafter's method", LOADED, f"{kind} ({name})", CANNOT_RUN)
+        for part, kind in METHOD_OF_TENSORS.items():
+            if part in name:
+                raise invalid_argument("the drafter's method", LOADED, f"{kind} ({name})", CANNOT_RUN)
     _check_projector_type(config, stored)
     described = config.shapes()
     parts = _told(config, "projector_type", "num_hidden_layers", "block_size")

@@ -13,7 +13,6 @@ of the pull request.
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import Any
 
 from hf_domino._common.errors import invalid_argument
 from hf_domino.configuration.domino_config import DominoConfig
@@ -32,7 +31,7 @@ from hf_domino.formats.fields import (
     Format,
     StoredConfig,
     backbone_fields,
-    head_fields,
+    block_fields,
     merged,
     misfit,
     predicts_next,
@@ -64,9 +63,8 @@ DEFAULTS: dict[str, Fields] = {
 }
 PREDICT_NEXT = ("domino", "dspark")  # unless files say otherwise
 OWN = """
-    dflash_config dspark_config vocab_size hidden_size num_hidden_layers target_hidden_size layer_types mask_token_id
-    block_size draft_vocab_size projector_type aux_hidden_state_layer_ids proposal_methods logits_correction_emb_dim
-    sliding_window_non_causal
+    dflash_config dspark_config vocab_size hidden_size num_hidden_layers target_hidden_size layer_types projector_type
+    aux_hidden_state_layer_ids proposal_methods logits_correction_emb_dim sliding_window_non_causal
 """
 # The methods that are written, each with its class.
 WRITTEN = {
@@ -76,13 +74,12 @@ WRITTEN = {
 }
 
 
-def _fields(stored: StoredConfig) -> Fields:
+def _read(stored: StoredConfig) -> Fields:
     if (kind := stored[KIND]) not in DEFAULTS:
         raise invalid_argument(KIND, f"one of {', '.join(DEFAULTS)}", kind, CANNOT_RUN)
     if (given := stored.get("projector_type", kind)) != kind:
-        raise invalid_argument(
-            "projector_type", f"{kind!r}, as {KIND} says", given, f"Set {KIND} to the kind of the weights."
-        )
+        remedy = f"Set {KIND} to the kind of the weights."
+        raise invalid_argument("projector_type", f"{kind!r}, as {KIND} says", given, remedy)
     stored = merged(stored, "dflash_config", "dspark_config")  # copies for engines have both
     if "logits_correction_emb_dim" in stored:
         stored["emb_dim"] = stored["logits_correction_emb_dim"]
@@ -99,20 +96,13 @@ def _fields(stored: StoredConfig) -> Fields:
         if stored.get(name) not in (None, fields[name]):
             raise invalid_argument(name, f"{fields[name]} as in {DECODER_SECTION}.{name}", stored[name], CORRECT_IT)
     if (width := stored.get("target_hidden_size")) not in (None, fields["hidden_size"]):
-        raise invalid_argument(
-            "target_hidden_size", f"{fields['hidden_size']} ({DECODER_SECTION}.hidden_size)", width, CANNOT_RUN
-        )
+        expected = f"{fields['hidden_size']} ({DECODER_SECTION}.hidden_size)"
+        raise invalid_argument("target_hidden_size", expected, width, CANNOT_RUN)
     stored.setdefault("block_size", BLOCK_SIZE)
-    return fields | {
-        "block_size": stored["block_size"],
-        "draft_vocab_size": stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE,
-        "mask_token_id": stored["mask_token_id"],
-        "num_target_layers": None,  # it is not stored, so layer ids are checked when the drafter meets its target
-        "target_layer_ids": layer_ids_of(stored, "aux_hidden_state_layer_ids"),
-        "projector_type": kind,
-        "shift_label": _predicts_next(stored, kind in PREDICT_NEXT),
-        **head_fields(stored, kind),
-    }
+    stored["draft_vocab_size"] = stored.get("draft_vocab_size") or DRAFT_VOCAB_SIZE
+    stored["num_target_layers"] = None  # it is not stored, so layer ids are checked when the drafter meets its target
+    stored["target_layer_ids"] = layer_ids_of(stored, "aux_hidden_state_layer_ids")
+    return fields | block_fields(stored, kind) | {"shift_label": _predicts_next(stored, kind in PREDICT_NEXT)}
 
 
 def _predicts_next(stored: StoredConfig, default: bool) -> bool:
@@ -138,25 +128,22 @@ def layer_ids_of(stored: StoredConfig, name: str) -> list[int]:
     return [index - 1 for index in aux_ids]
 
 
-def stored_speculators(config: DominoConfig) -> Fields:
+def _write(config: DominoConfig) -> Fields:
     """Return a config.json for speculators 0.9 and vLLM 0.33, which need no target tensors for a whole vocabulary."""
     kind = config.projector_type
     is_dflash2 = kind == "dflash2"
     reads_last = (config.num_target_layers or 0) - 1 in (config.target_layer_ids or ())
-    wrong: dict[str, tuple[Any, str, str]] = {
-        "projector_type": (
-            kind not in WRITTEN,
-            f"one of {', '.join(WRITTEN)}",
-            "its Domino is pull request 773",
-        ),
-        "sliding_window": (config.has_sliding_layers, "None", "which counts windows in two ways"),
-        "target_layer_ids": (reads_last, "without the last layer", "which reads it before the final norm"),
-        CONVOLUTION: ((config.conv_kernel_size is None) == is_dflash2, "given for DFlash 2 alone", "as in its classes"),
-        "draft_vocab_size": (is_dflash2 and config.draft_vocab_size, "None", "whose DFlash 2 drafts all tokens"),
-        FUSION: (config.layer_fusion, "False", "which has no such field"),
-        **{name: (getattr(config, name), "None", "which has no such field") for name in SCALES},
-    }
-    for name, (is_wrong, expected, why) in wrong.items():
+    is_convolved = config.conv_kernel_size is not None
+    wrong = [
+        ("projector_type", kind not in WRITTEN, f"one of {', '.join(WRITTEN)}", "its Domino is pull request 773"),
+        ("sliding_window", config.has_sliding_layers, "None", "which counts windows in two ways"),
+        ("target_layer_ids", reads_last, "without the last layer", "which reads it before the final norm"),
+        (CONVOLUTION, is_convolved != is_dflash2, "given for DFlash 2 alone", "as in its classes"),
+        ("draft_vocab_size", is_dflash2 and config.draft_vocab_size, "None", "whose DFlash 2 drafts all tokens"),
+        (FUSION, config.layer_fusion, "False", "which has no such field"),
+        *((name, getattr(config, name), "None", "which has no such field") for name in SCALES),
+    ]
+    for name, is_wrong, expected, why in wrong:
         if is_wrong:
             expected = f"{expected} for format='speculators' ({why})"
             raise invalid_argument(name, expected, getattr(config, name), "Use format='specforge'.")
@@ -184,7 +171,9 @@ def stored_speculators(config: DominoConfig) -> Fields:
 SPECULATORS = Format(
     name="speculators",
     matches=lambda stored: KIND in stored,
-    fields=_fields,
+    read=_read,
+    write=_write,
+    exported_as="speculators",
     renames={r"^logits_correction\.": "", **CODEBOOKS},
     reads=(*READ_OF_BLOCKS, *ROTARY, KIND, DECODER_SECTION, VERIFIER, *OWN.split()),
     harmless=("algorithm", "default_proposal_method", "target_layer_ids", "confidence_head_alpha"),

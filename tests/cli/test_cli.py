@@ -18,7 +18,7 @@ from hf_domino._common.fields import PROMPT_FIELDS
 from hf_domino.cli import check, flags, train
 from hf_domino.cli import main as cli
 from hf_domino.evaluation.check import MAX_NEW_TOKENS, verdict
-from hf_domino.formats import engines, exporting, source
+from hf_domino.formats import engines, registry, source
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_a_dtype_may_be_written_short(command):
 
 
 def test_choices_are_what_they_stand_for():
-    assert tuple(exporting.FORMATS) == flags.FORMATS
+    assert tuple(registry.WRITTEN) == flags.FORMATS
     assert tuple(engines.ENGINES) == flags.ENGINE_NAMES
     assert set(check.EXIT_CODES) == {verdict.FITS, verdict.DOES_NOT_FIT, verdict.TOO_FEW}
     assert cli.parse(["check"]).max_new_tokens is None

@@ -38,7 +38,7 @@ FP32_TOL = {"atol": 1e-5, "rtol": 1e-5}  # a few roundings of sums over a hundre
 
 
 def config_of(stored) -> DominoConfig:
-    return DominoConfig(**format_of(stored).fields(stored))
+    return DominoConfig(**format_of(stored).read(stored))
 
 
 @torch.no_grad()

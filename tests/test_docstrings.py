@@ -26,10 +26,7 @@ FENCED_EXAMPLE = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTA
 PACKAGES = hf_domino, domino_kernels
 LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
 # Each goes on from the quickstart.
-PAGES = [
-    "docs/quickstart.md",
-    *(f"docs/{name}.md" for name in ("training", "formats", "serving", "exactness", "speed")),
-]
+PAGES = [f"docs/{name}.md" for name in ("quickstart", "training", "serving", "exactness", "speed")]
 # One prompt in place of a dozen: what is printed of them stands on no page.
 QUICK = {"check_fit(drafter, target, tokenizer)": "check_fit(drafter, target, tokenizer, [prompt], 8)"}
 NAMES = [

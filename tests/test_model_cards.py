@@ -116,12 +116,12 @@ def test_the_fault_of_norms_is_that_of_its_rows():
     rows = read_results(CARDS / NAMES[2] / "serving-shift-label-false.jsonl")
     ours, mended, stock = (row["rounds"] for row in rows if row["rounds"])
     assert mended == ours
-    page = " ".join((CARDS.parent / "docs" / "upstream.md").read_text().split())
+    page = " ".join((CARDS.parent / "tests" / "serving" / "vllm_faults.md").read_text().split())
     assert f"needed {stock} rounds for 20 texts of 64 tokens, and {mended} with the norms mended" in page
 
 
 def test_what_more_training_brought_is_what_its_rows_say():
-    page = " ".join((CARDS.parent / "docs" / "results.md").read_text().split())
+    page = " ".join((CARDS / "workshop" / "study" / "README.md").read_text().split())
     rows = read_results(CARDS / DRAFTERS[-1] / "going-on.jsonl")
     steps = sum(row["steps"] for row in rows)
     length = rows[-1]["eval_walked_acceptance_length"]

@@ -47,7 +47,7 @@ class DominoMethodConfig(BlockConfig):
 
     title = "Domino"
     head_layers = {"prefix_gru": "weight_hh_l0", "embed_proj.0": "weight", "embed_proj.2": "weight"}
-    defaults = {"pure_draft_prefix_len": 1}  # SGLang requires it, and it costs nothing: docs/results.md
+    defaults = {"pure_draft_prefix_len": 1}  # SGLang requires it, and it costs nothing: model_cards/workshop/study
     ranges = BlockConfig.ranges | {"emb_dim": WIDTH, "gru_hidden_dim": WIDTH}
 
     @classmethod

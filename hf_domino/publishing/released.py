@@ -22,7 +22,7 @@ class ReleasedDrafter:
         billions (`float`): Number of parameters of the target, in billions.
         drafter (`str`): The drafter's name on the Hub, or its folder in this repository.
         method (`str`): Its `projector_type`.
-        layout (`str`, *optional*): The project in whose layout its file is; see docs/formats.md.
+        layout (`str`, *optional*): The project in whose layout its file is; see docs/serving.md.
         block_size (`int`, *optional*): Number of tokens in a block.
         trained_length (`int`, *optional*): Longest text of its training, in tokens.
         mode (`str`, *optional*): Chat mode in which it was trained.

@@ -1,7 +1,7 @@
 """Work around faults of vLLM on a CPU that cost acceptance, change texts or end a start.
 
-`docs/upstream.md` describes each fault for vLLM, with a reproduction. `fix_context_norms` and `fix_expansion` first
-try whether this vLLM has the fault, and change nothing if it does not.
+`tests/serving/vllm_faults.md` describes each fault for vLLM, with a reproduction. `fix_context_norms` and
+`fix_expansion` first try whether this vLLM has the fault, and change nothing if it does not.
 
 Shapes: L layers, D width of a head, C context positions, B requests, N proposals of all requests.
 """

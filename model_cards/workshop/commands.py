@@ -15,6 +15,7 @@ COMMANDS = {
     "study": ("study.command", "Train Domino, the DFlash baseline and variants, and show what makes a difference."),
     "figures": ("figures", "Draw the rows of a benchmark."),
     "tables": ("tables", "Write what pages say of measurements from the committed rows."),
+    "ways": ("ways", "Draw the flowchart and the speeds of the page that decides which way is fastest."),
 }
 
 

@@ -32,22 +32,15 @@ from study.plan import load_study
 from study.rows import of_budget
 from study.summary import Summary
 from study.summary import summarize as summarize_runs
+from ways import ALONE, DTYPES, WITH_LOOKUP, Way, fastest, is_engine, prompts_of, ways_of, weights_of
 
-EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md\n"
-ALONE, WITH_LOOKUP = "domino_adaptive", "domino_lookup"
-WAYS = (BASELINE, PACKED, RECYCLED[-1], WITH_LOOKUP)  # of a model on a CPU
+EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md model_cards/workshop/study/README.md\n"
 OURS = (*RECYCLED, ALONE, WITH_LOOKUP)  # methods that run in hf_domino's loop with default settings
 COMPILED = "plain, static"  # of model_cards/workshop/benchmarks/pairs.py
-MEASURED_ON = {
-    "results-edits": "edits",
-    "results-human-eval": "HumanEval",
-    "results-spec-bench": "Spec-Bench",
-}  # file of results -> its prompts, if these are not the target's own
 WEIGHTS = {
     "qwen2.5-coder-0.5b-instruct": "from the official Q4_K_M file",
     "smollm2-135m-instruct": "from a Q4_1 file",
 }  # target -> what the weights of its rows were de-quantised from
-DTYPES = ("bfloat16", "float16", "float32", "float64")  # in the order of tables: files have the first one
 REMOVED = ("medusa", "lookahead", "early_exit", "lean")  # no longer in the package: pages leave their results out
 THREE_MINUTES = 186  # CPU-seconds, with what a last step takes too much
 TASKS = {  # of Spec-Bench, in words
@@ -69,7 +62,7 @@ def speed(folder: Path, files: Sequence[str]) -> str:
         for name, rows in found.items():
             ratios = {method: speed_ratio(rows, method, BASELINE, "greedy")[0] for method in _ours(rows)}
             best = max(ratios, key=lambda method: ratios[method])
-            said.append(f"**{ratios[best]:.1f} times as fast** on {_prompts(name)} ({plain_label(best)})")
+            said.append(f"**{ratios[best]:.1f} times as fast** on {prompts_of(name)} ({plain_label(best)})")
         first = measured(rows)[0]
         speeds.append(f"{first['target']} in {first['dtype']} on {place_of(first)} is {' and '.join(said)}")
     return (
@@ -83,14 +76,17 @@ def gain(folder: Path, files: Sequence[str]) -> str:
     """The speed of every method over plain generation with its interval, and how many outputs are equal, by setting."""
     tables = []
     for setting, runs in _by_setting(folder, files).items():
-        columns = _columns((_prompts(name), rows) for name, rows in runs.items())
+        columns = _columns((prompts_of(name), rows) for name, rows in runs.items())
         found = {method for rows in runs.values() for method in methods_of(rows)}
         body = [
             [label(method), *(_ratio(rows, method, mode) for rows, mode in columns.values())]
             for method in (PACKED, LOOKUP, *OURS)
             if method in found
         ]
-        exact = "; ".join(f"{_prompts(name)}, {_equal(rows)}" for name, rows in runs.items())
+        if {PACKED, WITH_LOOKUP} <= found:
+            cells = (_ratio(rows, WITH_LOOKUP, mode, PACKED) for rows, mode in columns.values())
+            body.append([f"{label(WITH_LOOKUP)}, over plain, packed", *cells])
+        exact = "; ".join(f"{prompts_of(name)}, {_equal(rows)}" for name, rows in runs.items())
         tables.append(
             f"{markdown_table(list(columns), body, setting)}\n"
             f"With hf_domino, these outputs equal those of plain `generate`, token by token: {exact}. "
@@ -112,34 +108,37 @@ def gpu(folder: Path, files: Sequence[str]) -> str:
 
 
 def methods(folder: Path, files: Sequence[str]) -> str:
-    """Speed-up and tokens a forward of every method: a table for each setting, a column for each file and mode."""
+    """Speed-up and tokens a forward of every method: a table for each target, a line for each file and mode."""
+    runs = {name: rows for found in _by_setting(folder, files).values() for name, rows in found.items()}
     tables = []
-    for setting, runs in _by_setting(folder, files).items():
-        columns = _columns((_prompts(name), rows) for name, rows in runs.items())
-        body = [
-            [label(method), *(_speed_and_tokens(rows, method, mode) for rows, mode in columns.values())]
-            for method in dict.fromkeys(method for rows in runs.values() for method in methods_of(rows))
+    for target in dict.fromkeys(rows[-1]["target"] for rows in runs.values()):
+        of_target = {name: rows for name, rows in runs.items() if rows[-1]["target"] == target}
+        places = {name: place_of(measured(rows)[0]) for name, rows in of_target.items()}
+        is_one_place = len(set(places.values())) == 1
+        names = [
+            method
+            for method in dict.fromkeys(method for rows in of_target.values() for method in methods_of(rows))
             if method != BASELINE and not method.startswith(REMOVED)
         ]
-        origins = "".join(f"- {_origin(rows, name)}\n" for name, rows in runs.items())
-        tables.append(f"{markdown_table(list(columns), body, setting)}\n{origins}{_weights_line(*runs.values())}")
+        body = []
+        for name, rows in of_target.items():
+            setting = rows[-1]["dtype"] if is_one_place else f"{rows[-1]['dtype']}, {places[name]}"
+            for mode, said in modes_of(rows).items():
+                cells = [_speed_and_tokens(rows, method, mode) for method in names]
+                body.append([f"{prompts_of(name)}, {said}, {setting}", *cells])
+        corner = f"{target}, {places[name]}" if is_one_place else target
+        origins = "".join(f"- {_origin(rows, name)}\n" for name, rows in of_target.items())
+        table = markdown_table([label(method) for method in names], body, corner)
+        tables.append(f"{table}\n{origins}{_weights_line(*of_target.values())}")
     return "\n".join(tables)
 
 
 def released(folder: Path, files: Sequence[str]) -> str:
-    """The released drafters in a FILE: with `tested`, one for each target that we ran or tested; else the others."""
+    """The released drafters in a FILE: one for each target that we ran or whose layout we tested."""
     known = read_released(folder / files[0])
     tested = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
-    if "tested" in files:
-        body = [[f"`{one.target}`", f"`{one.drafter}`", _title(one)] for one in tested]
-        return _text_table(["target", "drafter", "method"], body)
-    body = []
-    for one in known:
-        if one not in tested:
-            length = "" if one.acceptance_length is None else f"{one.acceptance_length:.2f}"
-            mark = one.mark if one.mode is None else f"{one.mark}; {one.mode}"
-            body.append([f"`{one.target}`", f"`{one.drafter}`", _title(one), length, mark])
-    return _text_table(["target", "drafter", "method", "tokens a round, by its card", ""], body)
+    body = [[f"`{one.target}`", f"`{one.drafter}`", _title(one)] for one in tested]
+    return _text_table(["target", "drafter", "method"], body)
 
 
 def contexts(folder: Path, files: Sequence[str]) -> str:
@@ -183,23 +182,6 @@ def rounds(folder: Path, files: Sequence[str]) -> str:
         f"{markdown_table(head, body, place_of(first))}\n- [{Path(files[0]).name}]({files[0]}): {first['shapes']}, "
         f"{first['dtype']}, {first['context']} tokens of prompt, {_machine(first)}.\n"
     )
-
-
-def break_even(folder: Path, files: Sequence[str]) -> str:
-    """Break-even acceptance length and speed-ups by batch size and network delay, from rounds and compiled steps."""
-    rows = read_results(folder / files[0])
-    body = []
-    for size in sorted({row["batch_size"] for row in rows}):
-        took = {row["method"]: row["ms"] for row in rows if row["batch_size"] == size}
-        step = took.pop("target alone, compiled")
-        for method in ("static, compiled", "static, graphs"):
-            for delay in (0, 2) if method in took else ():
-                total = took[method] + delay
-                gains = [f"{length * step / total:.2f} x" for length in (2, 4)]
-                body.append([f"{size} at once, {method}, n = {delay} ms", f"{total / step:.2f}", *gains])
-    head = ["break-even L", "S at L = 2", "S at L = 4"]
-    first = rows[0]
-    return markdown_table(head, body, f"{first['dtype']}, {place_of(first)}") + "\n"
 
 
 def kinds(folder: Path, files: Sequence[str]) -> str:
@@ -297,24 +279,49 @@ def _target_of(name: str) -> str:
     return Path(name).parent.name.removesuffix("-domino")
 
 
-def ways(folder: Path, files: Sequence[str]) -> str:
-    """Greedy tokens a second of every way to decide between, and in brackets over plain: a line for each file."""
-    body = []
-    settings = _by_setting(folder, files)
-    for setting, runs in settings.items():
-        for name, rows in runs.items():
-            cells = []
-            for method in WAYS:
-                found = rows_of(rows, method, "greedy")
-                cells.append("")
-                if found:
-                    speed = geometric_mean(row["tokens_per_second"] for row in found)
-                    cells[-1] = f"{speed:.3g}"
-                    if method != BASELINE:
-                        cells[-1] += f" ({speed_ratio(rows, method, BASELINE, 'greedy')[0]:.2f} x)"
-            body.append([f"{setting}: [{_prompts(name)}]({name})", *cells])
-    notes = _weights(*(rows for runs in settings.values() for rows in runs.values()))
-    return f"{markdown_table([plain_label(method) for method in WAYS], body)}\n{notes}\n"
+def engines(folder: Path, files: Sequence[str]) -> str:
+    """Greedy tokens a second of ours and of other engines: a table for each place, and who is ahead, in sentences."""
+    found = ways_of(folder, files)
+    prompts = list(dict.fromkeys(map(prompts_of, files)))
+    said = []
+    for place in dict.fromkeys(way.place for way in found):
+        here = [way for way in found if way.place == place]
+        body = []
+        for way in here:
+            speeds = (way.speeds.get(name) for name in prompts)
+            body.append([way.name, *("" if speed is None else f"{speed:.3g}" for speed in speeds)])
+        ahead = " ".join(filter(None, (_ahead(here, name) for name in prompts)))
+        table = markdown_table(prompts, body, f"tokens a second, {place}")
+        said.append(f"{table}\n{ahead}\n\n" if ahead else f"{table}\n")
+    runs = {name: read_results(folder / name) for name in files}
+    origins = "".join(f"- {_short_origin(rows, name)}\n" for name, rows in runs.items())
+    weights = _weights_line(*(rows for rows in runs.values() if not is_engine(rows[-1])))
+    return f"{''.join(said)}<details><summary>Rows</summary>\n\n{origins}{weights}\n</details>\n"
+
+
+def _ahead(ways: Sequence[Way], prompts: str) -> str:
+    """Whether ours or another engine is ahead on these prompts, and by how much; nothing without another engine."""
+    ours, other = fastest(ways, prompts)
+    if ours is None or other is None:
+        return ""
+    slow, fast = sorted((ours, other), key=lambda way: way.speeds[prompts])
+    ratio = fast.speeds[prompts] / slow.speeds[prompts]
+    return f"On {prompts}, {fast.name} is {ratio:.2f} times as fast as {slow.name}."
+
+
+def _short_origin(rows: Sequence[Result], name: str) -> str:
+    """Where rows of tokens a second lie, what they were measured on, and the memory of an engine's process."""
+    found = [row for row in measured(rows) if row["mode"] == "greedy"]
+    first = found[0]
+    memory = ""
+    if peaks := [row["peak_memory"] for row in found if row.get("peak_memory")]:
+        memory = f", at most {max(peaks) / 2**30:.1f} GiB of memory"
+    prompts = {str(row["sources"]) for row in found}
+    weights = ", ".join(dict.fromkeys(map(weights_of, found)))
+    return (
+        f"[{Path(name).name}]({name}): {len(prompts)} prompts x {first['max_new_tokens']} tokens, {weights}, "
+        f"{place_of(first)}{memory}; commit {first['commit'][:7]}, {first['date']}."
+    )
 
 
 def rollouts(folder: Path, files: Sequence[str]) -> str:
@@ -473,12 +480,11 @@ TABLES = (
     released,
     contexts,
     rounds,
-    break_even,
     kinds,
     trained,
     minutes,
     costs,
-    ways,
+    engines,
     rollouts,
     edits,
     tasks,
@@ -567,21 +573,16 @@ def _weights_line(*runs: Sequence[Result]) -> str:
     return f"- {said}\n" if said else ""
 
 
-def _prompts(name: str) -> str:
-    """What a file of results was measured on, by its name."""
-    return MEASURED_ON.get(Path(name).stem, "own prompts")
-
-
 def _ours(rows: Sequence[Result]) -> list[str]:
     """The methods of a file that run in hf_domino's loop with default settings."""
     return [method for method in OURS if method in methods_of(rows)]
 
 
-def _ratio(rows: Sequence[Result], method: str, mode: str) -> str:
-    """The geometric mean of the speed over plain generation, with its 95 % interval."""
+def _ratio(rows: Sequence[Result], method: str, mode: str, over: str = BASELINE) -> str:
+    """The geometric mean of the speed over another method's, with its 95 % interval."""
     if not rows_of(rows, method, mode):
         return ""
-    mean, low, high = speed_ratio(rows, method, BASELINE, mode)
+    mean, low, high = speed_ratio(rows, method, over, mode)
     return f"{mean:.2f} x ({low:.2f} to {high:.2f})"
 
 
@@ -646,13 +647,13 @@ def _origin(rows: Sequence[Result], name: str) -> str:
     )
 
 
-def fill(page: Path) -> None:
-    """Write every marked place of a page anew."""
+def filled(page: Path) -> str:
+    """The text of a page with every marked place made anew."""
 
     def replace(found: re.Match[str]) -> str:
         return found[1] + RENDERED[found[2]](page.parent, found[3].split()) + found[4]
 
-    page.write_text(MARKERS.sub(replace, page.read_text(encoding="utf-8")), encoding="utf-8")
+    return MARKERS.sub(replace, page.read_text(encoding="utf-8"))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -663,4 +664,4 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write the pages."""
     for page in options.pages:
-        fill(page)
+        page.write_text(filled(page), encoding="utf-8")

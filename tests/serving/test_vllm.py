@@ -160,7 +160,9 @@ def test_sampled_tokens_have_the_targets_distribution(pair, baseline, tmp_path, 
 
 
 def test_the_faults_of_the_page_are_still_there():
-    blocks = re.findall(r"^```py\n(.*?)^```", (ROOT / "docs" / "upstream.md").read_text(), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```py\n(.*?)^```", (ROOT / "tests" / "serving" / "vllm_faults.md").read_text(), re.MULTILINE | re.DOTALL
+    )
     for code, said in zip(blocks, ("cpu [1.0, 1.0]", "cpu [7.0, 7.0, 7.0]", "RecursionError"), strict=True):
         done = subprocess.run([PYTHON, "-c", code], capture_output=True, text=True, check=True)
         assert said in done.stdout, "mended: its part of vllm_faults.py and of the page can go"

@@ -17,14 +17,8 @@ from hf_domino.evaluation.benchmark.summary import speed_ratio, summarize
 from hf_domino.evaluation.results import Result, read_results, to_lines
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), ROOT / "model_cards/workshop/study/README.md"]
 ROWS = [replace(row, method="domino_adaptive") if row.method == "domino" else row for row in measured.rows()]
-
-
-def filled(page: Path) -> str:
-    """A page after its places were written anew, by the command that CONTRIBUTING names."""
-    tables.fill(page)
-    return page.read_text()
 
 
 def test_a_line_is_what_the_rows_give(tmp_path):
@@ -33,7 +27,7 @@ def test_a_line_is_what_the_rows_give(tmp_path):
     page.write_text(
         "<!-- speed:begin rows.jsonl -->\n<!-- speed:end -->\n<!-- gain:begin rows.jsonl -->\n<!-- gain:end -->\n"
     )
-    text = filled(page)
+    text = tables.filled(page)
     greedy, sampled = (speed_ratio(ROWS, "domino_adaptive", "plain", mode) for mode in ("greedy", "sample"))
     said = f"On average, tiny in float32 on 2 threads of a CPU is **{greedy[0]:.1f} times as fast** on own prompts"
     assert f"{said} (Domino)." in text
@@ -42,16 +36,49 @@ def test_a_line_is_what_the_rows_give(tmp_path):
     assert "| tiny in float32, 2 threads of a CPU | own prompts, greedy |" in text
 
 
-def test_ways_to_decide_between_stand_in_one_table(tmp_path):
-    rows = [measured.row("plain", 0, [4.0]), measured.row("packed", 0, [5.0]), measured.row("domino_lookup", 0, [8.0])]
-    (tmp_path / "results-edits.jsonl").write_text(to_lines(rows))
-    said = tables.ways(tmp_path, ["results-edits.jsonl"])
-    line = "| tiny in float32, 2 threads of a CPU: [edits](results-edits.jsonl) | 4 | 5 (1.25 x) |  | 8 (2.00 x) |"
-    assert line in said
+def of_engine(method, speed, weights):
+    """A row of an engine outside Transformers."""
+    row = measured.row(method, 0, [speed])
+    settings = {name: value for name, value in row.settings.items() if name != "dtype"} | {"weights": weights}
+    return replace(row, settings=settings, figures=row.figures | {"peak_memory": 2**30})
 
 
-@pytest.mark.parametrize("name", ["gain", "methods"])
-def test_each_processor_and_dtype_has_a_table_and_the_dtype_of_files_is_the_first(name, tmp_path):
+def of_another_prompt(row):
+    return replace(row, settings=row.settings | {"sources": [["module", 1, "other hash"]]})
+
+
+def test_other_engines_stand_beside_ours_and_the_page_says_who_is_ahead(tmp_path):
+    ours = [measured.row("plain", 0, [4.0]), measured.row("packed", 0, [5.0]), measured.row("domino_lookup", 0, [8.0])]
+    faster = of_engine("llama.cpp, n-grams", 12.0, "tiny-q4_k_m.gguf")
+    (tmp_path / "results-edits.jsonl").write_text(
+        to_lines([*ours, of_another_prompt(measured.row("packed", 1, [9.0]))])
+    )
+    (tmp_path / "other-engines-edits.jsonl").write_text(
+        to_lines([faster, of_engine("OpenVINO GenAI", 6.0, "tiny-fp16")])
+    )
+    said = tables.engines(tmp_path, ["results-edits.jsonl", "other-engines-edits.jsonl"])
+    assert said.splitlines()[:7] == [
+        "| tokens a second, 2 threads of a CPU | edits |",
+        "|---|---:|",
+        "| plain generate (float32) | 4 |",
+        "| plain, packed (float32) | 5 |",
+        "| Domino with prompt lookup (float32) | 8 |",
+        "| llama.cpp, n-grams (Q4_K_M) | 12 |",
+        "| OpenVINO GenAI (fp16) | 6 |",
+    ]
+    assert "On edits, llama.cpp, n-grams (Q4_K_M) is 1.50 times as fast as Domino with prompt lookup (float32)." in said
+    assert "Q4_K_M, fp16, 2 threads of a CPU, at most 1.0 GiB of memory" in said
+
+
+def test_engines_are_compared_on_the_prompts_that_all_have_or_not_at_all(tmp_path):
+    (tmp_path / "results-edits.jsonl").write_text(to_lines([measured.row("plain", 0, [4.0])]))
+    other = of_another_prompt(of_engine("llama.cpp", 9.0, "tiny-q4_k_m.gguf"))
+    (tmp_path / "other-engines-edits.jsonl").write_text(to_lines([other]))
+    with pytest.raises(ValueError, match="no prompt of edits is in all of"):
+        tables.engines(tmp_path, ["results-edits.jsonl", "other-engines-edits.jsonl"])
+
+
+def test_each_processor_and_dtype_has_its_place_and_the_dtype_of_files_is_the_first(tmp_path):
     target = "qwen2.5-coder-0.5b-instruct"
     settings = [("float32", "Intel(R) Xeon(R) Processor"), ("bfloat16", "AMD EPYC 7B13 64-Core Processor")]
     for dtype, hardware in settings:
@@ -61,13 +88,22 @@ def test_each_processor_and_dtype_has_a_table_and_the_dtype_of_files_is_the_firs
             for row in ROWS
         ]
         (tmp_path / f"{dtype}.jsonl").write_text(to_lines(rows))
-    said = tables.RENDERED[name](tmp_path, ["float32.jsonl", "bfloat16.jsonl"])
+    files = ["float32.jsonl", "bfloat16.jsonl"]
+    said = tables.gain(tmp_path, files)
     heads = [line.split(" | ")[0] for line in said.splitlines() if line.startswith(f"| {target}")]
     assert heads == [
         f"| {target} in bfloat16, 2 threads of AMD EPYC 7B13",
         f"| {target} in float32, 2 threads of Intel Xeon",
     ]
     assert said.count(f"The weights of {target} were de-quantised from the official Q4_K_M file.") == 2
+    lines = [line.split(" | ")[0] for line in tables.methods(tmp_path, files).splitlines() if line.startswith("| ")]
+    assert lines == [
+        f"| {target}",
+        "| own prompts, greedy, bfloat16, 2 threads of AMD EPYC 7B13",
+        "| own prompts, T = 0.7, bfloat16, 2 threads of AMD EPYC 7B13",
+        "| own prompts, greedy, float32, 2 threads of Intel Xeon",
+        "| own prompts, T = 0.7, float32, 2 threads of Intel Xeon",
+    ]
 
 
 def test_what_a_recipe_took_is_the_sum_of_its_runs(tmp_path):
@@ -77,7 +113,7 @@ def test_what_a_recipe_took_is_the_sum_of_its_runs(tmp_path):
     (tmp_path / "stages.jsonl").write_text(to_lines(stages))
     page = tmp_path / "page.md"
     page.write_text("<!-- recipe:begin stages.jsonl rows.jsonl -->\n<!-- recipe:end -->\n")
-    text = filled(page)
+    text = tables.filled(page)
     assert "CPU-minutes: target 1.5, data 2.2; together 3.8." in text
     assert f"Domino {number(summarize(ROWS, 'domino_adaptive', 'greedy').tokens_per_forward)}" in text
 
@@ -99,7 +135,7 @@ def test_speeds_on_a_gpu_are_those_of_long_texts(tmp_path):
     (tmp_path / "rows.jsonl").write_text(to_lines(rows))
     page = tmp_path / "page.md"
     page.write_text("".join(f"<!-- {name}:begin rows.jsonl -->\n<!-- {name}:end -->\n" for name in ("gpu",)))
-    text = filled(page)
+    text = tables.filled(page)
     assert "| plain | 10 (0.10) | 10 (0.10) |" in text
     assert "| drafter, static, full blocks | 150 (1.50) | 150 (1.50) |" in text
     assert "| prompts | 2 | 3 |" in text
@@ -127,7 +163,7 @@ def test_trainings_of_a_drafter_are_shown_at_their_best_rate(tmp_path):
     (tmp_path / "study.yaml").write_text(study.read_text())
     page = tmp_path / "page.md"
     page.write_text("<!-- trained:begin study.yaml rows.jsonl tiny -->\n<!-- trained:end -->\n")
-    lines = filled(page).splitlines()
+    lines = tables.filled(page).splitlines()
     assert lines[3:6] == [
         "| The drafter as it was (`before`) | 2.00 ± 0.10 |  |  |",
         "| LoRA of rank 16 on every linear layer (`adapter`) | 3.00 ± 0.10 | 160 | 2.0 MB |",
@@ -139,13 +175,8 @@ def test_trainings_of_a_drafter_are_shown_at_their_best_rate(tmp_path):
 @pytest.mark.parametrize(
     "name", [path.relative_to(ROOT).as_posix() for path in PAGES if tables.MARKERS.search(path.read_text())]
 )
-def test_the_pages_say_what_the_rows_do(name, tmp_path):
-    (tmp_path / "docs").mkdir()
-    for folder in ("model_cards", "hf_domino"):
-        (tmp_path / folder).symlink_to(ROOT / folder)
-    page = tmp_path / name
-    page.write_text((ROOT / name).read_text())
-    assert filled(page) == (ROOT / name).read_text()
+def test_the_pages_say_what_the_rows_do(name):
+    assert tables.filled(ROOT / name) == (ROOT / name).read_text()
 
 
 @pytest.mark.skipif(not (ROOT / "model_cards").exists(), reason="no rows are published in this checkout")

@@ -11,7 +11,7 @@ from hf_domino.cli.flags import positive_int
 EXAMPLES = """\
   python model_cards/workshop study --list
   python model_cards/workshop study --work study-work --results study.jsonl --processes 2
-  python model_cards/workshop study --results study.jsonl --figures docs/study
+  python model_cards/workshop study --results study.jsonl --figures model_cards/workshop/study
 """
 
 

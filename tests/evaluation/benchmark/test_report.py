@@ -40,7 +40,7 @@ def test_summaries_take_medians_over_prompts_and_means_over_rounds():
     assert summary.speed_up == pytest.approx(2.0)
     assert summary.quartiles == pytest.approx((185, 245))  # of 180 180 200 200 260 260
     assert summary.acceptance_rate_at == pytest.approx([1, 2 / 3, 1 / 3])
-    assert summary.acceptance_length == pytest.approx(1 + sum(summary.acceptance_rate_at))  # docs/beyond-one-machine.md
+    assert summary.acceptance_length == pytest.approx(1 + sum(summary.acceptance_rate_at))  # docs/gpu.md
     assert summary.ms_per_round == pytest.approx(measured.PHASES_MS)
 
 

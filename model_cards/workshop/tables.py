@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import geometric_mean, mean
 from typing import Any
 
-from hf_domino import DominoConfig
 from hf_domino._common.run_record import Run
 from hf_domino.evaluation.benchmark.options import BASELINE, LOOKUP, PACKED, RECYCLED, keeps_seed
 from hf_domino.evaluation.benchmark.report import (
@@ -27,7 +26,7 @@ from hf_domino.evaluation.benchmark.report import (
 )
 from hf_domino.evaluation.benchmark.summary import are_ties, count_equal, rows_of, speed_ratio, speed_ups_of, summarize
 from hf_domino.evaluation.results import Result, measured, read_results
-from hf_domino.publishing.released import ReleasedDrafter, read_released
+from hf_domino.publishing.released import read_released
 from study.plan import load_study
 from study.rows import of_budget
 from study.summary import Summary
@@ -137,8 +136,7 @@ def released(folder: Path, files: Sequence[str]) -> str:
     """The released drafters in a FILE: one for each target that we ran or whose layout we tested."""
     known = read_released(folder / files[0])
     tested = list({one.target: one for one in reversed(known) if one.mark != "not tried"}.values())[::-1]
-    body = [[f"`{one.target}`", f"`{one.drafter}`", _title(one)] for one in tested]
-    return _text_table(["target", "drafter", "method"], body)
+    return _text_table(["target", "drafter"], [[f"`{one.target}`", f"`{one.drafter}`"] for one in tested])
 
 
 def contexts(folder: Path, files: Sequence[str]) -> str:
@@ -529,10 +527,6 @@ def _text_table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     """A table of words, which are aligned to the left."""
     lines = [head, ["---"] * len(head), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _title(drafter: ReleasedDrafter) -> str:
-    return DominoConfig.of_method(drafter.method).title
 
 
 def _machine(*rows: Result) -> str:

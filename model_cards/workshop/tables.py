@@ -31,7 +31,7 @@ from study.plan import load_study
 from study.rows import of_budget
 from study.summary import Summary
 from study.summary import summarize as summarize_runs
-from ways import ALONE, DTYPES, WITH_LOOKUP, Way, fastest, is_engine, prompts_of, ways_of, weights_of
+from ways import ALONE, DTYPES, WITH_LOOKUP, Way, is_engine, prompts_of, ways_of, weights_of
 
 EXAMPLES = "  python model_cards/workshop tables README.md docs/*.md model_cards/workshop/study/README.md\n"
 OURS = (*RECYCLED, ALONE, WITH_LOOKUP)  # methods that run in hf_domino's loop with default settings
@@ -88,7 +88,7 @@ def gain(folder: Path, files: Sequence[str]) -> str:
         exact = "; ".join(f"{prompts_of(name)}, {_equal(rows)}" for name, rows in runs.items())
         tables.append(
             f"{markdown_table(list(columns), body, setting)}\n"
-            f"With hf_domino, these outputs equal those of plain `generate`, token by token: {exact}. "
+            f"Outputs equal to those of plain `generate`, token by token: {exact}. "
             f"{_weights(*runs.values())}".rstrip()
         )
     return "\n\n".join(tables) + "\n"
@@ -278,7 +278,7 @@ def _target_of(name: str) -> str:
 
 
 def engines(folder: Path, files: Sequence[str]) -> str:
-    """Greedy tokens a second of ours and of other engines: a table for each place, and who is ahead, in sentences."""
+    """Greedy tokens a second of ours and of other engines: a table for each place, and who is ahead."""
     found = ways_of(folder, files)
     prompts = list(dict.fromkeys(map(prompts_of, files)))
     said = []
@@ -288,23 +288,25 @@ def engines(folder: Path, files: Sequence[str]) -> str:
         for way in here:
             speeds = (way.speeds.get(name) for name in prompts)
             body.append([way.name, *("" if speed is None else f"{speed:.3g}" for speed in speeds)])
-        ahead = " ".join(filter(None, (_ahead(here, name) for name in prompts)))
-        table = markdown_table(prompts, body, f"tokens a second, {place}")
-        said.append(f"{table}\n{ahead}\n\n" if ahead else f"{table}\n")
+        said.append(f"{markdown_table(prompts, body, f'tokens a second, {place}')}\n{''.join(_compared(here))}\n")
     runs = {name: read_results(folder / name) for name in files}
     origins = "".join(f"- {_short_origin(rows, name)}\n" for name, rows in runs.items())
     weights = _weights_line(*(rows for rows in runs.values() if not is_engine(rows[-1])))
     return f"{''.join(said)}<details><summary>Rows</summary>\n\n{origins}{weights}\n</details>\n"
 
 
-def _ahead(ways: Sequence[Way], prompts: str) -> str:
-    """Whether ours or another engine is ahead on these prompts, and by how much; nothing without another engine."""
-    ours, other = fastest(ways, prompts)
-    if ours is None or other is None:
-        return ""
-    slow, fast = sorted((ours, other), key=lambda way: way.speeds[prompts])
-    ratio = fast.speeds[prompts] / slow.speeds[prompts]
-    return f"On {prompts}, {fast.name} is {ratio:.2f} times as fast as {slow.name}."
+def _compared(ways: Sequence[Way]) -> list[str]:
+    """How fast the fastest of ours is over the fastest of each other engine, by the prompts: a sentence an engine."""
+    said = []
+    for engine in dict.fromkeys(way.engine for way in ways if not way.is_ours):
+        ratios = []
+        for prompts in dict.fromkeys(name for way in ways for name in way.speeds):
+            ours = [way.speeds[prompts] for way in ways if way.is_ours and prompts in way.speeds]
+            others = [way.speeds[prompts] for way in ways if way.engine == engine and prompts in way.speeds]
+            if ours and others:
+                ratios.append(f"{max(ours) / max(others):.2f} times as fast on {prompts}")
+        said.append(f"- The fastest of ours, over the fastest of **{engine}**: {', '.join(ratios)}.\n")
+    return said
 
 
 def _short_origin(rows: Sequence[Result], name: str) -> str:
@@ -577,7 +579,7 @@ def _ratio(rows: Sequence[Result], method: str, mode: str, over: str = BASELINE)
     if not rows_of(rows, method, mode):
         return ""
     mean, low, high = speed_ratio(rows, method, over, mode)
-    return f"{mean:.2f} x ({low:.2f} to {high:.2f})"
+    return f"{mean:.2f} x ({low:.2f}–{high:.2f})"  # noqa: RUF001
 
 
 def _mean_ratio(rows: Sequence[Result], method: str, mode: str) -> str:

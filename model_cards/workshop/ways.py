@@ -60,6 +60,11 @@ class Way:
         """The method, and in brackets the weights."""
         return f"{self.method} ({self.weights})"
 
+    @property
+    def engine(self) -> str:
+        """What generates: ours in Transformers, or the name of another engine, without its mode."""
+        return "Transformers" if self.is_ours else self.method.partition(",")[0]
+
 
 def prompts_of(name: str) -> str:
     """What a file of results was measured on, by its name."""
@@ -121,15 +126,6 @@ def weights_of(row: Result) -> str:
     if stored is None:
         return row["weights"]
     return stored[1].upper() if row["weights"].endswith(".gguf") else stored[1]
-
-
-def fastest(ways: Sequence[Way], prompts: str) -> tuple[Way | None, Way | None]:
-    """The fastest of ours and the fastest of the others on these prompts."""
-    chosen = []
-    for is_ours in (True, False):
-        found = [way for way in ways if way.is_ours == is_ours and prompts in way.speeds]
-        chosen.append(max(found, key=lambda way: way.speeds[prompts], default=None))
-    return chosen[0], chosen[1]
 
 
 def files_of(page: Path, marker: str) -> list[str]:

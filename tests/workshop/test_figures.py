@@ -18,6 +18,7 @@ from hf_domino import explain_round
 from hf_domino.evaluation.benchmark.options import METHODS
 from hf_domino.evaluation.results import read_results, to_lines
 from round_figure import draw_round
+from ways import draw_flowchart
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,3 +93,9 @@ def test_an_opened_round_shows_proposals_chances_and_choices(tiny_qwen3, make_dr
     for position in set(range(len(opened.choices))) - set(opened.path[:-1]):
         assert f" → {opened.choices[position]}" in drawn
     assert tree_size is None or {f"{chance:.0%}" for chance in opened.chances.tolist()} <= set(drawn)
+
+
+def test_the_picture_of_the_flowchart_is_that_of_its_page():
+    page = (ROOT / "docs" / "which-way.md").read_text()
+    assert draw_flowchart(page) == (ROOT / "docs" / "ways" / "flowchart.svg").read_text()
+    assert "Must it be" in words(ROOT / "docs" / "ways" / "flowchart.svg")

@@ -73,7 +73,7 @@ class Measurement:
         self.tokenizer = tokenizer
         self.made = provenance()
         self.max_new_tokens = max_new_tokens
-        self.about = {"target": name, "dtype": "float32", "device": "cpu", "mode": "greedy"}
+        self.about: dict[str, Any] = {"target": name, "dtype": "float32", "device": "cpu", "mode": "greedy"}
         self.about["models"] = {"target": identify(target).known}
         self.rows: list[Result] = []
         remembering = hf_domino.recycling(target)

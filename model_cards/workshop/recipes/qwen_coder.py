@@ -169,7 +169,7 @@ class QwenCoderRecipe(DrafterRecipe):
             texts = (f"--train_file={self._text}", "--train_split=train", f"--eval_file={self._held_out}")
             states = f"--cache_hidden_states={self.work / 'states'}"
             folders = (f"--target={self.target}", f"--output_dir={self.run_folder}")
-            how = (str(RECIPE),)
+            how: tuple[str, ...] = (str(RECIPE),)
             if self.earlier is not None:
                 how = (str(GOING_ON), f"--drafter={make_once(self.work / 'start', self._start)}")
             run_command(HF_DOMINO, "train", *how, *folders, *texts, states)

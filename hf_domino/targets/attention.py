@@ -169,12 +169,14 @@ def _division(num_keys: int) -> int:
 
 
 def _divide(mask: torch.Tensor) -> list[_Part] | None:
-    """Return the parts of a mask `[B, 1, Q, S]`; None if it does more than hide keys."""
+    """Return the parts of a mask `[B, 1, Q, S]`; None if it does more than hide keys, or hides all from a sequence."""
     seen = mask[:, 0]
     if seen.dtype is not torch.bool:
         seen = seen == 0
         if bool((mask[:, 0].masked_fill(seen, HIDDEN) > torch.finfo(mask.dtype).min / 2).any()):
             return None
+    if not bool(seen[:, -1].any(dim=1).all()):  # a sequence of padding alone, of which kernels make different things
+        return None
     firsts = seen.int().argmax(dim=2).tolist()
     parts = []
     for index, of_sequence in enumerate(firsts):

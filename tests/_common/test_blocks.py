@@ -18,14 +18,14 @@ import hf_domino
 from hf_domino.decoding.recording import open_record, recorded_proposals
 from hf_domino.integration.default_drafter import default_of
 from hf_domino.stats.phases import PhaseTimer
-from hf_domino.targets.attention import unrepeated_keys
+from hf_domino.targets.attention import rowwise_attention
 
 LAYER = nn.Linear(48, 32)
 TARGET = build("qwen3")
 # Each block, and what it changes.
 BLOCKS = {
     "packed_linears": (lambda: hf_domino.packed_linears(LAYER), lambda: nn.Linear.forward),
-    "unrepeated_keys": (lambda: unrepeated_keys(torch.device("cpu")), lambda: ALL_ATTENTION_FUNCTIONS["sdpa"]),
+    "rowwise_attention": (lambda: rowwise_attention(torch.device("cpu")), lambda: ALL_ATTENTION_FUNCTIONS["sdpa"]),
     "plain": (hf_domino.plain, lambda: default_of(TARGET)),
     "timed_phases": (hf_domino.timed_phases, lambda: PhaseTimer().enabled),
     "recorded_proposals": (recorded_proposals, open_record),

@@ -44,19 +44,3 @@ def test_times_on_a_gpu():
             assert not row["dry_run"]
     finding = next(row for row in rows_of("head") if row["case"] == "top-k of the pools")
     assert f"takes {1e3 * finding['median_ms']:.0f} us to find" in CARD
-
-
-def test_times_of_a_round_on_a_gpu():
-    took = {row.method: row["ms"] for row in rows_of("rounds", "h200") if row["batch_size"] == 1}
-    said = "a round took {:.0f} ms in graphs and {:.0f} ms compiled on an H200"
-    page = " ".join((ROOT / "docs" / "gpu.md").read_text().split())
-    assert said.format(took["static, graphs"], took["static, compiled"]) in page
-    ratio = took["static, compiled"] / took["target alone, compiled"]
-    assert f"the ratio of the two: {ratio:.2f} here, compiled" in (ROOT / "docs" / "gpu.md").read_text()
-
-
-def test_times_of_a_round_of_trees_on_a_gpu():
-    text = " ".join((ROOT / "docs" / "speed.md").read_text().split())
-    graphs, compiled = rows_of("trees", "h200")
-    assert f"of {graphs['tree_size']} took {graphs['ms']:.1f} ms on an H200 at" in text
-    assert f"and {compiled['ms']:.1f} ms compiled, measured once; the floor is {graphs['floor_ms']:.1f} ms" in text

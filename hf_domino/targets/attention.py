@@ -224,16 +224,16 @@ def _attend_part(part: _Part, query: torch.Tensor, key: torch.Tensor, value: tor
     if num_keys < LEAST_KEYS:
         scores[:, :, num_keys:] = HIDDEN
     if part.hidden is not None:
-        _last(scores, part.hidden, num_keys).masked_fill_(part.hidden, HIDDEN)
+        _last(scores, part.hidden, groups.shape[3], num_keys).masked_fill_(part.hidden, HIDDEN)
     if part.order is None:
         chances = scores.softmax(dim=2)
     else:
         # The sum adds up in the order of each query's own path, as if no other keys were between them.
-        differing = _last(scores, part.order, num_keys)
+        differing = _last(scores, part.order, groups.shape[3], num_keys)
         places = part.order.expand(differing.shape)
         differing.copy_(differing.gather(3, places))
         chances = scores.softmax(dim=2)
-        differing = _last(chances, part.order, num_keys)
+        differing = _last(chances, part.order, groups.shape[3], num_keys)
         differing.copy_(torch.empty_like(differing).scatter_(3, places, differing))
     if len(part.divisions) == 1:
         attended = _products(chances, values, part.divisions[0][1])[:, :num_rows]
@@ -248,10 +248,9 @@ def _attend_part(part: _Part, query: torch.Tensor, key: torch.Tensor, value: tor
     return attended.view(*groups.shape[:4], -1).transpose(1, 2).flatten(2, 3)
 
 
-def _last(scores: torch.Tensor, of_queries: torch.Tensor, num_keys: int) -> torch.Tensor:
-    """Return those of scores `[B * A, R * G, C]` that a tensor `[R, 1, T]` belongs to: `[B * A, R, G, T]`."""
+def _last(scores: torch.Tensor, of_queries: torch.Tensor, num_groups: int, num_keys: int) -> torch.Tensor:
+    """Return those of scores `[B * A, R * G, C]`, or more, that a tensor `[R, 1, T]` belongs to: `[B * A, R, G, T]`."""
     num_queries, _, num_last = of_queries.shape
-    num_groups = scores.shape[1] // num_queries
     rows = scores[:, : num_queries * num_groups, num_keys - num_last : num_keys]
     return rows.unflatten(1, (num_queries, num_groups))
 

@@ -169,3 +169,24 @@ def test_what_is_compiled_is_traced_whole():
             alone = attend()
     assert torch.equal(traced, expected)
     torch.testing.assert_close(alone, expected)
+
+
+@pytest.mark.parametrize("num_groups", [1, 2, 3])
+@pytest.mark.parametrize("num_queries", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("num_keys", [12, 70, 150])
+def test_every_query_sees_the_keys_of_its_own_mask(num_keys, num_queries, num_groups):
+    """Masks with holes are those of trees and of sparse attention."""
+    torch.manual_seed(0)
+    query = torch.randn(1, 2 * num_groups, num_queries, 16)
+    key, value = torch.randn(1, 2, num_keys, 16), torch.randn(1, 2, num_keys, 8)
+    seen = torch.ones(num_queries, num_keys, dtype=torch.bool).tril(num_keys - num_queries)
+    holes = seen & (torch.rand(num_queries, num_keys) > 0.5)
+    holes[:, num_keys - num_queries :].diagonal().fill_(True)
+    attend = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    module = torch.nn.Module()
+    module.num_key_value_groups = num_groups
+    for mask in (seen[None, None], holes[None, None]):
+        expected, _ = attend(module, query, key, value, mask)
+        with torch.no_grad(), rowwise_attention(CPU):
+            found, _ = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, mask)
+        torch.testing.assert_close(found, expected)

@@ -272,6 +272,28 @@ def costs(folder: Path, files: Sequence[str]) -> str:
     return markdown_table(["examples", "steps", "time", "tokens a round"], body)
 
 
+def further(folder: Path, files: Sequence[str]) -> str:
+    """What a drafter accepts on held-out text after each part of its training, a line for each."""
+    rows = read_results(folder / files[0])
+    body = [
+        [
+            row.method,
+            f"{row['answers']:,}",
+            f"{row['blocks']:,}",
+            f"{row['cpu_minutes']:.0f}",
+            *(f"{row[kind]:.0%}" for kind in ("code_drafted", "chat_drafted")),
+            *(f"{row[kind]:.2f}" for kind in ("code", "chat")),
+        ]
+        for row in rows
+    ]
+    drafted = ("code in the draft vocabulary", "chat in it")
+    head = ["answers", "blocks", "minutes", *drafted, "tokens a round, code", "tokens a round, chat"]
+    return (
+        f"{markdown_table(head, body, 'part')}\n- [{Path(files[0]).name}]({files[0]}): {rows[0]['target']}, "
+        f"{rows[0]['num_texts']} held-out answers of each kind, {_machine(*rows)}.\n"
+    )
+
+
 def _target_of(name: str) -> str:
     """The target of a file in a drafter's folder."""
     return Path(name).parent.name.removesuffix("-domino")
@@ -484,6 +506,7 @@ TABLES = (
     trained,
     minutes,
     costs,
+    further,
     engines,
     rollouts,
     edits,

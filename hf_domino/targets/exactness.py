@@ -104,8 +104,11 @@ def _recorded(target: PreTrainedModel, outputs: Outputs) -> Iterator[None]:
 
 def _are_equal(of_block: list[torch.Tensor], of_steps: list[torch.Tensor]) -> bool:
     """Whether a module's outputs are the same; True if their positions cannot be told."""
-    for axis in range(-2, -of_block[0].dim() - 1, -1):
-        is_whole = len(of_block) == 1 and of_steps and of_block[0].shape[axis] == len(of_steps)
-        if is_whole and all(step.shape[axis] == 1 for step in of_steps):
-            return torch.equal(torch.cat(of_steps, dim=axis), of_block[0])
+    whole = of_block[0]
+    for axis in range(-2, -whole.dim() - 1, -1):
+        one = list(whole.shape)
+        one[axis] = 1
+        is_whole = len(of_block) == 1 and of_steps and whole.shape[axis] == len(of_steps)
+        if is_whole and all(list(step.shape) == one for step in of_steps):
+            return torch.equal(torch.cat(of_steps, dim=axis), whole)
     return True

@@ -52,7 +52,10 @@ def packed(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", EXACT)
 def test_blocks_have_the_bits_of_plain_steps(model_type, dtype):
-    exactness = measure_exactness(build(model_type).to(dtype))
+    target = build(model_type).to(dtype)
+    if target.config._attn_implementation != "sdpa":
+        pytest.skip("this version of transformers has another attention for it")
+    exactness = measure_exactness(target)
     assert exactness.word in (EQUAL, EQUAL_TO_PACKED), exactness
 
 

@@ -76,7 +76,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     Example:
     ```python
     >>> from pathlib import Path
-    >>> from tempfile import TemporaryDirectory, TemporaryFile
+    >>> from tempfile import TemporaryDirectory
     >>> from hf_domino._common.atomic_writes import atomic_write
     >>> with TemporaryDirectory() as folder:
     ...     path = Path(folder, "rows.txt")

@@ -29,7 +29,7 @@ from hf_domino._common.atomic_writes import check_writable, write_atomic
 from hf_domino._common.provenance import provenance
 from hf_domino.data.prompts import read_prompts
 from hf_domino.evaluation.benchmark.prompts import encode, source
-from hf_domino.evaluation.results import Result, to_lines
+from hf_domino.evaluation.results import Result, read_results, to_lines
 
 CONTEXT = 4096  # positions that llama.cpp reserves memory for
 
@@ -135,8 +135,7 @@ def measure(engine: Engine, name: str, options: argparse.Namespace) -> list[Resu
     prompts = read_prompts(options.prompts, is_chat=True)[: options.num_prompts]
     kept = []
     if options.results.exists():
-        lines = options.results.read_text(encoding="utf-8").splitlines()
-        kept = [row for row in map(Result.from_line, lines) if row.method != name]
+        kept = [row for row in read_results(options.results) if row.method != name]
     made = provenance() | {"threads": options.threads, engine.package: version(engine.package)}
     about = {
         "mode": "greedy",
